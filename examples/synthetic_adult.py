@@ -31,7 +31,7 @@ from data import load_adult
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import keras, tf, tfp
-from tfp_dpvi.synthetic import Binary, Categorical, Integer, Table
+from tfp_dpvi.data import Binary, Categorical, Integer, Schema
 
 NUM_TRAIN = 32561  # The published split: adult.data, then adult.test.
 LEFT_OUT = ("fnlwgt", "education-num")
@@ -57,7 +57,7 @@ QUICK = {"num_components": 8, "steps": 200}
 QUICK_RECORDS = 8000
 
 
-def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
+def load() -> tuple[Schema, dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the description, the training records and the test records, as dicts of columns."""
     ordinal, one_hot = load_adult(), load_adult("one_hot")
     names = [name.partition("=") for name in one_hot.feature_names]
@@ -80,12 +80,12 @@ def load() -> tuple[Table, dict[str, np.ndarray], dict[str, np.ndarray]]:
     columns[LABEL], data[LABEL] = Binary(), ordinal.y.astype(bool)
     train = {name: column[:NUM_TRAIN] for name, column in data.items()}
     test = {name: column[NUM_TRAIN:] for name, column in data.items()}
-    return Table(columns), train, test
+    return Schema(columns), train, test
 
 
-def measured_by(table: Table) -> Table:
-    """Returns the table with the public bins by which tables are compared."""
-    return Table({**table.columns, **MEASURED_BY})
+def measured_by(schema: Schema) -> Schema:
+    """Returns the schema with the public bins by which tables are compared."""
+    return Schema({**schema.columns, **MEASURED_BY})
 
 
 def as_frame(data: dict[str, np.ndarray]) -> Any:
@@ -97,29 +97,29 @@ def as_frame(data: dict[str, np.ndarray]) -> Any:
     return pandas.DataFrame(data)
 
 
-def fit(table: Table, data: Any, **settings: Any) -> dpvi.Synthesizer:
+def fit(schema: Schema, data: Any, **settings: Any) -> dpvi.Synthesizer:
     settings = dict(settings)
-    synthesizer = dpvi.Synthesizer(table, settings.pop("num_components", 64), target=LABEL)
+    synthesizer = dpvi.Synthesizer(schema, settings.pop("num_components", 64), target=LABEL)
     return synthesizer.fit(data, **settings)
 
 
 # ---------------------------------------------------------------------- a classifier
 
 
-def design(table: Table, data: Any) -> tuple[np.ndarray, np.ndarray]:
+def design(schema: Schema, data: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns indicators of each column's level, [n, levels] (all zero for missing values), and labels [n]."""
-    codes = table.encode(data)
+    codes = schema.encode(data)
     parts = [
         codes[:, place, None] == np.arange(column.num_levels)
-        for place, (name, column) in enumerate(table.columns.items())
+        for place, (name, column) in enumerate(schema.columns.items())
         if name != LABEL
     ]
-    return np.concatenate(parts, axis=1).astype("float32"), codes[:, table.names.index(LABEL)]
+    return np.concatenate(parts, axis=1).astype("float32"), codes[:, schema.names.index(LABEL)]
 
 
-def train_classifier(table: Table, data: Any, epochs: int) -> Any:
+def train_classifier(schema: Schema, data: Any, epochs: int) -> Any:
     """Trains a plain logistic regression in Keras; returns weights [levels, 1] and the intercept [1]."""
-    x, y = design(table, data)
+    x, y = design(schema, data)
     model = keras.Sequential(
         [keras.Input([x.shape[1]]), keras.layers.Dense(1, activation="sigmoid")]
     )
@@ -130,21 +130,21 @@ def train_classifier(table: Table, data: Any, epochs: int) -> Any:
     return model.get_weights()
 
 
-def test_accuracy(table: Table, data: Any, test: Any, epochs: int) -> float:
+def test_accuracy(schema: Schema, data: Any, test: Any, epochs: int) -> float:
     """Returns the accuracy on real test records of a classifier trained on `data`."""
-    x, y = design(table, test)
-    weights, intercept = train_classifier(table, data, epochs)
+    x, y = design(schema, test)
+    weights, intercept = train_classifier(schema, data, epochs)
     return float(np.mean(((x @ weights + intercept)[:, 0] > 0.0) == y))
 
 
 # ---------------------------------------------------------------------- comparison of tables
 
 
-def counts(table: Table, data: Any) -> dict[str, np.ndarray]:
+def counts(schema: Schema, data: Any) -> dict[str, np.ndarray]:
     """Returns, for each column, the fractions of its levels and of missing values."""
-    codes = table.encode(data)
+    codes = schema.encode(data)
     shares = {}
-    for place, (name, column) in enumerate(table.columns.items()):
+    for place, (name, column) in enumerate(schema.columns.items()):
         levels = column.num_levels
         found = np.bincount(
             np.where(codes[:, place] < 0, levels, codes[:, place]), minlength=levels + 1
@@ -153,11 +153,11 @@ def counts(table: Table, data: Any) -> dict[str, np.ndarray]:
     return shares
 
 
-def joint_shares(table: Table, data: Any) -> dict[tuple[str, str], np.ndarray]:
+def joint_shares(schema: Schema, data: Any) -> dict[tuple[str, str], np.ndarray]:
     """Returns, for each pair of columns, the fractions of pairs of levels."""
-    codes = table.encode(data)
+    codes = schema.encode(data)
     shares = {}
-    for (i, one), (j, other) in itertools.combinations(enumerate(table.columns.items()), 2):
+    for (i, one), (j, other) in itertools.combinations(enumerate(schema.columns.items()), 2):
         rows, columns = one[1].num_levels + 1, other[1].num_levels + 1
         flat = (codes[:, i] % rows) * columns + codes[:, j] % columns  # -1 is the last level.
         shares[one[0], other[0]] = np.bincount(flat, minlength=rows * columns).reshape(
@@ -171,14 +171,14 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(0.5 * np.abs(one - other).sum())
 
 
-def dependence(table: Table, data: Any) -> np.ndarray:
+def dependence(schema: Schema, data: Any) -> np.ndarray:
     """Returns Cramér's V of each pair of columns: 0 for independent ones, 1 if one determines the other."""
-    found = np.eye(len(table.names))
-    for (one, other), shares in joint_shares(table, data).items():
+    found = np.eye(len(schema.names))
+    for (one, other), shares in joint_shares(schema, data).items():
         expected = np.outer(shares.sum(1), shares.sum(0))
         chi2 = np.sum((shares - expected)[expected > 0] ** 2 / expected[expected > 0])
         ranks = min(np.count_nonzero(shares.sum(1)), np.count_nonzero(shares.sum(0))) - 1
-        i, j = table.names.index(one), table.names.index(other)
+        i, j = schema.names.index(one), schema.names.index(other)
         found[i, j] = found[j, i] = math.sqrt(chi2 / max(1, ranks))
     return found
 
@@ -188,10 +188,10 @@ def zeros(data: Any) -> float:
     return float(np.mean(np.asarray(data["capital-gain"]) == 0))
 
 
-def likeness(table: Table, real: Any, synthetic: Any) -> dict[str, float]:
+def likeness(schema: Schema, real: Any, synthetic: Any) -> dict[str, float]:
     """Returns total variation (mean and maximum over columns, mean over pairs of columns) and the error of zeros."""
-    marginals, others = counts(table, real), counts(table, synthetic)
-    pairs, other_pairs = joint_shares(table, real), joint_shares(table, synthetic)
+    marginals, others = counts(schema, real), counts(schema, synthetic)
+    pairs, other_pairs = joint_shares(schema, real), joint_shares(schema, synthetic)
     found = [distance(marginals[name], others[name]) for name in marginals]
     return {
         "marginals": float(np.mean(found)),
@@ -259,13 +259,13 @@ def _pyplot() -> Any:
     return plt
 
 
-def draw_marginals(table: Table, tables: dict[str, Any], title: str, path: Any) -> None:
+def draw_marginals(schema: Schema, tables: dict[str, Any], title: str, path: Any) -> None:
     plt = _pyplot()
-    shares = {label: counts(table, data) for label, data in tables.items()}
+    shares = {label: counts(schema, data) for label, data in tables.items()}
     figure, axes = plt.subplots(4, 4, figsize=(15, 11), layout="constrained")
-    for axis in axes.flat[len(table.names) :]:
+    for axis in axes.flat[len(schema.names) :]:
         axis.axis("off")
-    for axis, (name, column) in zip(axes.flat, table.columns.items(), strict=False):
+    for axis, (name, column) in zip(axes.flat, schema.columns.items(), strict=False):
         real = next(iter(shares.values()))[name]
         if isinstance(column, Categorical):
             order = np.argsort(-real[: column.num_levels])[:10]
@@ -299,19 +299,19 @@ def draw_marginals(table: Table, tables: dict[str, Any], title: str, path: Any) 
     plt.close(figure)
 
 
-def draw_pairs(table: Table, tables: dict[str, Any], title: str, path: Any) -> None:
+def draw_pairs(schema: Schema, tables: dict[str, Any], title: str, path: Any) -> None:
     plt = _pyplot()
     figure, axes = plt.subplots(1, len(tables), figsize=(16, 6), layout="constrained", sharey=True)
     for axis, (label, data) in zip(axes, tables.items(), strict=True):
-        found = dependence(table, data)
+        found = dependence(schema, data)
         image = axis.imshow(
             np.where(np.eye(len(found), dtype=bool), np.nan, found),
             vmin=0,
             vmax=0.6,
             cmap="viridis",
         )
-        axis.set_xticks(range(len(table.names)), table.names, rotation=60, ha="right", fontsize=9)
-        axis.set_yticks(range(len(table.names)), table.names, fontsize=9)
+        axis.set_xticks(range(len(schema.names)), schema.names, rotation=60, ha="right", fontsize=9)
+        axis.set_yticks(range(len(schema.names)), schema.names, fontsize=9)
         axis.set_title(label)
     figure.colorbar(image, ax=axes, label="Cramér's V", shrink=0.8)
     figure.suptitle(title)
@@ -351,15 +351,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     sets, epochs = (2, 3) if options.quick else (options.sets, 10)
 
     described, train, test = load()
-    table = measured_by(described)
+    schema = measured_by(described)
     if options.quick:
         train = {name: column[:QUICK_RECORDS] for name, column in train.items()}
     num = len(train[LABEL])
     train, test = as_frame(train), as_frame(test)
-    real = test_accuracy(table, train, test, epochs)
+    real = test_accuracy(schema, train, test, epochs)
     majority = 1.0 - float(np.mean(test[LABEL]))
     print(
-        f"{NUM_TRAIN} training records, {len(table.names)} columns; the larger class has {majority:.4f} of the test"
+        f"{NUM_TRAIN} training records, {len(schema.names)} columns; the larger class has {majority:.4f} of the test"
     )
     print(f"Trained on the real records: {real:.4f} on the real test records\n")
 
@@ -371,7 +371,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         )
         fit_seconds = time.perf_counter() - started
         synthetic = synthesizer.sample_many(sets)
-        found = [test_accuracy(table, one, test, epochs) for one in synthetic]
+        found = [test_accuracy(schema, one, test, epochs) for one in synthetic]
         fits.append((synthesizer, synthetic))
         accuracies.append(found)
         combined.append(combine(train, synthetic))
@@ -380,19 +380,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         )
     started = time.perf_counter()
     without = fit(described, train, **settings, noise_multiplier=0.0)
-    non_private = [test_accuracy(table, one, test, epochs) for one in without.sample_many(sets)]
+    non_private = [test_accuracy(schema, one, test, epochs) for one in without.sample_many(sets)]
     print(
         f"Non-private ({time.perf_counter() - started:.0f} s): {', '.join(f'{a:.4f}' for a in non_private)}\n"
     )
 
     synthesizer, synthetic = fits[0]
     likenesses = {
-        "private": likeness(table, train, synthetic[0]),
-        "non-private": likeness(table, train, without.sample()),
+        "private": likeness(schema, train, synthetic[0]),
+        "non-private": likeness(schema, train, without.sample()),
         "columns shuffled": likeness(
-            table,
+            schema,
             train,
-            as_frame(shuffled({name: np.asarray(train[name]) for name in table.names})),
+            as_frame(shuffled({name: np.asarray(train[name]) for name in schema.names})),
         ),
     }
     print("Mean total variation to the real records, of columns and of pairs of columns")
@@ -416,13 +416,13 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "synthetic, non-private": without.sample(),
     }
     draw_marginals(
-        table,
+        schema,
         named,
         f"Adult: marginals at epsilon {options.epsilon:g}, delta {options.delta:g}",
         options.output / "marginals.png",
     )
     draw_pairs(
-        table,
+        schema,
         named,
         "Adult: how strongly pairs of columns depend on each other",
         options.output / "pairs.png",

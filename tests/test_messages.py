@@ -22,9 +22,8 @@ from support.toy import Toy, adam, toy
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi._tf import tf, tfd, tfp
-from tfp_dpvi.data import make_records
+from tfp_dpvi.data import Binary, Categorical, Continuous, Date, Integer, Schema, make_records
 from tfp_dpvi.federated import Hospital, Study, Task
-from tfp_dpvi.synthetic import Binary, Categorical, Continuous, Date, Integer, Table
 
 NUMBER, TEXT = 4711.25, "HIV positive"
 _MARKED = re.compile(r"4[.,]?711|HIV|positive'")
@@ -149,13 +148,13 @@ TABLES = {
 
 @pytest.fixture(scope="module")
 def synthesizer():
-    return dpvi.Synthesizer(Table({"c": Binary()}), 1)
+    return dpvi.Synthesizer(Schema({"c": Binary()}), 1)
 
 
 @pytest.mark.parametrize("case", TABLES)
 def test_a_table(case, synthesizer, monkeypatch, capfd):
     column, values, words = TABLES[case]
-    monkeypatch.setattr(synthesizer, "table", Table({"c": column}))
+    monkeypatch.setattr(synthesizer, "schema", Schema({"c": column}))
     check_silent(lambda: synthesizer.fit({"c": values}, epsilon=1.0, delta=1e-5), capfd, *words)
     assert synthesizer.model.privacy_ledger.num_releases == 0
 
@@ -163,14 +162,14 @@ def test_a_table(case, synthesizer, monkeypatch, capfd):
 def test_a_table_whose_first_record_became_its_header(capfd):
     """As of a file without a header: only names of the description are shown."""
     pandas = pytest.importorskip("pandas")
-    table = Table({"c": Binary()})
+    schema = Schema({"c": Binary()})
     frames = {
-        "not in Table": pandas.DataFrame([[1, 2, 0]], columns=[str(NUMBER), TEXT, "c"]),
+        "not in the schema": pandas.DataFrame([[1, 2, 0]], columns=[str(NUMBER), TEXT, "c"]),
         "lacks": pandas.DataFrame([[1, 2]], columns=[str(NUMBER), TEXT]),
         "the same name": pandas.DataFrame([[1, 2]], columns=[TEXT, TEXT]),
     }
     for word, frame in frames.items():
-        check_silent(lambda frame=frame: table.encode(frame), capfd, word)
+        check_silent(lambda frame=frame: schema.encode(frame), capfd, word)
     check_silent(lambda: toy().fit(frames["the same name"], verbose=0), capfd, "names")
 
 
@@ -382,9 +381,9 @@ def test_records_in_the_place_of_other_arguments(capfd):
     """A data set in the place of a description or a setting is named by its type."""
     data = numbers()
     calls = {
-        "table": lambda: dpvi.Synthesizer(data),
-        "columns": lambda: Table(data),
-        "column 'c'": lambda: Table({"c": data}),
+        "schema": lambda: dpvi.Synthesizer(data),
+        "columns": lambda: Schema(data),
+        "column 'c'": lambda: Schema({"c": data}),
         "lower": lambda: dpvi.preprocessing.PrivateStandardize(data, 1.0),
         "upper": lambda: dpvi.preprocessing.PrivateStandardize(0.0, [[TEXT, NUMBER]]),
         "prior": lambda: dpvi.DPVI(data, gathered),

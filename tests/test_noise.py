@@ -16,7 +16,8 @@ from support.toy import Toy, records, sgd
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
 from tfp_dpvi.federated import Factor, Hospital, MessageHospital, Study, Task
-from tfp_dpvi.synthetic import Binary, Table
+from tfp_dpvi.synthetic.releases import CountReleases
+from tfp_dpvi.training.budget import PrivacyTarget
 
 tfd = tfp.distributions
 PACKAGE = pathlib.Path(dpvi.__file__).parent
@@ -88,10 +89,9 @@ def moments(shift):
 
 
 def counts(shift):
-    model = dpvi.Synthesizer(Table({"a": Binary()}), 1).model
-    model.compile(sgd(), epsilon=1.0, delta=1e-5)
-    (plan,) = model.plans([("counts", 1.0, 1.0)], 60)
-    return [model.release(np.full([2, 3], shift), plan, 0)]
+    releases = CountReleases(dpvi.PrivacyLedger(), PrivacyTarget(epsilon=1.0, delta=1e-5))
+    (plan,) = releases.plans([("counts", 1.0, 1.0)], 60)
+    return [releases.release(np.full([2, 3], shift), plan, 0)]
 
 
 def message(shift, **how):
@@ -158,14 +158,14 @@ def test_without_the_noise_functions_result_nothing_depends_on_records(release, 
 SECURE = {"randomness": "secure"}
 STEPS = {
     "training/fit.py": functools.partial(gradients, **SECURE),
-    "federated/local.py": functools.partial(local_steps, **SECURE),
+    "federated/refiner.py": functools.partial(local_steps, **SECURE),
     "training/compiled.py": None,
     "audit/observed.py": None,
 }
 # Releases that are no steps always take the operating system's words; the steps behind a message only now.
 SINGLE = {
     "preprocessing.py": moments,
-    "synthetic/model.py": counts,
+    "synthetic/releases.py": counts,
     "federated/on_messages.py": functools.partial(message, **SECURE),
 }
 DRAWERS = {"optimizers/dp_keras.py", *SINGLE}

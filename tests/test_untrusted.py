@@ -29,7 +29,7 @@ from support.federation import prior_of
 import tfp_dpvi as dpvi
 from tfp_dpvi import serialization
 from tfp_dpvi.callbacks import Backup
-from tfp_dpvi.federated import Factor, MessageError, Reply, Task, Terms
+from tfp_dpvi.federated import Factor, MessageError, Reply, StudyTerms, Task
 from tfp_dpvi.privacy import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
@@ -104,7 +104,8 @@ def test_what_is_no_plan_at_all(data):
 # ---------------------------------------------------------------------- messages of a federation
 
 TERMS = {
-    full: Terms("study", prior_of(2, full_rank=full), most_change=1e4) for full in (True, False)
+    full: StudyTerms("study", prior_of(2, full_rank=full), most_change=1e4)
+    for full in (True, False)
 }
 MESSAGES = {
     (Task, full): Task(
@@ -156,7 +157,7 @@ def test_altered_terms(tmp_path_factory, full_rank, alterations):
     TERMS[full_rank].save(path)
     data = alter_json(json.loads(path.read_text()), alterations)
     path.write_text(json.dumps(data))
-    terms = read_by(lambda: Terms.load(path), TypeError, ValueError)
+    terms = read_by(lambda: StudyTerms.load(path), TypeError, ValueError)
     if terms is REFUSED:
         return
     terms.save(path)
@@ -344,7 +345,7 @@ def loaded(path):
     if model is REFUSED:
         return REFUSED
     config = model.get_config()
-    del config["books"]["ledger"]["version"]  # A ledger in memory grows one with each load.
+    del config["privacy"]["ledger"]["version"]  # A ledger in memory grows one with each load.
     return config, model.get_weights()
 
 

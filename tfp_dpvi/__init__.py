@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from tfp_dpvi._tf import keras
     from tfp_dpvi.calibrated import pilot
+    from tfp_dpvi.data import Schema
     from tfp_dpvi.models import DPVI, DPModel, load_model
     from tfp_dpvi.networks import DPVAE, DPKerasModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
@@ -61,6 +62,7 @@ _NAMES = {
     "PrivacyLedger": "privacy",
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
+    "Schema": "data",
     "Synthesizer": "synthetic",
     "keras": "_tf",
     "load_model": "models",
@@ -76,6 +78,7 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyPlan",
     "PrivacyReport",
+    "Schema",
     "Synthesizer",
     "__version__",
     "audit",

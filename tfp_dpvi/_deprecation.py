@@ -1,6 +1,6 @@
-"""Old public names and module paths.
+"""Old names of modules, functions and arguments, which work for one minor version.
 
-Each works for one minor version, with a warning that names the new one.
+Each use of one warns and names the new one.
 """
 
 from __future__ import annotations
@@ -10,12 +10,18 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
+import os
+import pathlib
 import sys
 import types
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_LIBRARY = f"{pathlib.Path(__file__).parent}{os.sep}"
 _GHOST = ("LayerGradients", "Pass", "RULES", "UnsupportedLayerError", "Whole")
 _PAIRED = ("NUM_BLOCKS", "ClippedAway", "Curvature", "curvature_releases", "paired")
 
@@ -23,6 +29,11 @@ _PAIRED = ("NUM_BLOCKS", "ClippedAway", "Curvature", "curvature_releases", "pair
 MODULES = {
     f"tfp_dpvi.{old}": f"tfp_dpvi.{new}"
     for old, new in {
+        "federated.access": "federated.deployment.access",
+        "federated.flower": "federated.deployment.flower",
+        "federated.local": "federated.refiner",
+        "federated.proxy": "federated.deployment.proxy",
+        "federated.worker": "federated.deployment.worker",
         "gradients.factors": "ghost.contributions",
         "gradients.ghost": "ghost.layers",
         "gradients.groups": "ghost.groups",
@@ -51,14 +62,19 @@ MODULES = {
         "posterior.curvature": "calibrated.curvature",
         "posterior.mixture": "calibrated.mixture",
         "posterior.window": "calibrated.window",
+        "privacy.report_text": "privacy.report",
         "synthetic.columns": "data.columns",
         "synthetic.dates": "data.dates",
         "synthetic.table": "data.schema",
     }.items()
 }
 
-#: Names that moved in 0.3, by the module that had them.
+#: Classes with a new name in 0.3, by the places under which saved files know them.
+CLASSES = {"tfp_dpvi.data.schema:Table": "tfp_dpvi.data.schema:Schema"}
+
+#: Names that moved in 0.3, by the module that had them: the new one, and ":" with a new name.
 NAMES: dict[str, dict[str, str]] = {
+    "tfp_dpvi.federated": {"Terms": "tfp_dpvi.federated:StudyTerms"},
     "tfp_dpvi.gradients": {
         **dict.fromkeys(_GHOST, "tfp_dpvi.ghost"),
         **dict.fromkeys(_PAIRED, "tfp_dpvi.calibrated"),
@@ -78,7 +94,9 @@ NAMES: dict[str, dict[str, str]] = {
 
 
 def renamed(module: str, name: str) -> Any:
-    """Returns what a module's old name stands for, with a warning; for a module's `__getattr__`.
+    """Returns what a module's old name stands for, with a warning.
+
+    It serves a module's `__getattr__`.
 
     Args:
       module: The module that was asked, its `__name__`.
@@ -92,19 +110,54 @@ def renamed(module: str, name: str) -> Any:
         return importlib.import_module(f"{module}.{name}")
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{new}.{name}")
-    return getattr(importlib.import_module(new), name)
+    package, new_name = new.split(":") if ":" in new else (new, name)
+    warn(f"{module}.{name}", f"{package}.{new_name}")
+    return getattr(importlib.import_module(package), new_name)
 
 
-def _warn(old: str, new: str) -> None:
-    """Warns at the line that used the old name, whatever Python's import system does in between."""
+def renamed_argument(old: str, new: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Returns a decorator of functions with a renamed argument.
+
+    The decorated function accepts the old keyword with a warning.
+
+    Args:
+      old: The old keyword.
+      new: The argument's name in the decorated function.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        name = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            # Without the old keyword, or with both, Python says what is wrong.
+            if old in kwargs and new not in kwargs:
+                warn(f"{name}({old}=)", f"{name}({new}=)")
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def current_place(place: str) -> str:
+    """Returns today's "module:name" of a class or function that a saved file names by its place."""
+    module = place.partition(":")[0]
+    place = f"{MODULES.get(module, module)}:{place.partition(':')[2]}"
+    return CLASSES.get(place, place)
+
+
+def warn(old: str, new: str) -> None:
+    """Warns that a name is old, at the first line above that is not this library's.
+
+    Args:
+      old: The old name, as the caller wrote it.
+      new: Today's name.
+    """
     frame = inspect.currentframe()
     assert frame is not None  # CPython has frames.
-    while frame.f_back is not None and (
-        frame.f_code.co_filename == __file__
-        or frame.f_code.co_name == "__getattr__"
-        or "importlib" in frame.f_code.co_filename
-    ):
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     warnings.warn_explicit(
         f"{old} is now {new}; the old name goes in version 0.4.",
@@ -116,8 +169,16 @@ def _warn(old: str, new: str) -> None:
     )
 
 
+def _is_ours(filename: str) -> bool:
+    """Returns whether a file is of this library, or of Python's import system."""
+    return filename.startswith((_LIBRARY, "<frozen importlib")) or filename == importlib.__file__
+
+
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds this library's own old module paths, after every other finder, and nothing else."""
+    """Finds this library's own old module paths, after every other finder.
+
+    No other name is its business.
+    """
 
     def find_spec(
         self,
@@ -135,10 +196,17 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         new = importlib.import_module(MODULES[module.__name__])
-        _warn(module.__name__, new.__name__)
+        warn(module.__name__, new.__name__)
         public = {name: part for name, part in vars(new).items() if not name.startswith("__")}
         module.__dict__.update(public)
         module.__dict__["__getattr__"] = functools.partial(renamed, module.__name__)
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """Returns code that runs the new module, for `python -m` with its old path."""
+        new = MODULES[fullname]
+        warn(fullname, new)
+        source = f"import runpy\nrunpy.run_module({new!r}, run_name='__main__', alter_sys=True)"
+        return compile(source, f"<{fullname}>", "exec")
 
 
 def install() -> None:

@@ -1,11 +1,12 @@
-"""Keys for sampling, Monte Carlo draws and noise (contract C10).
+"""Keys for sampling, Monte Carlo draws and noise (contract 10).
 
 A key is an int64 tensor of shape [2]: the 128 bits that seed TensorFlow's counter-based generators
-(`tf.random.stateless_*`, Philox). Or it is a tape, the random words themselves: a uint64 tensor, of a
-cryptographic generator, of which every word is used once. The dtype tells them apart.
+(`tf.random.stateless_*`, Philox). Or it is a tape, the random words themselves: a uint64 tensor, of
+a cryptographic generator, of which every word is used once. The dtype tells them apart.
 
-Keys come from the operating system, travel as *arguments* into compiled functions, and are never held
-in a variable (a checkpoint would save them) nor read while tracing (they would become constants).
+Keys come from the operating system, travel as *arguments* into compiled functions, and are never
+held in a variable (a checkpoint would save them) nor read while tracing (they would become
+constants).
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ import numpy as np
 from tfp_dpvi._tf import tf
 
 ALGORITHM = "philox"
-"""The algorithm of every `tf.random.stateless_*` call: compiled by XLA, the default reads only 64 bits of a key."""
+"""The algorithm of every `tf.random.stateless_*` call.
 
+Compiled by XLA, the default reads only 64 bits of a key.
+"""
+
+# Coordinates from which drawing the noise is compiled.
 _MANY = 2**14
 _MASK = 0x7FFFFFFF
 _THREEFRY = 2  # TensorFlow's number for it.
 _GRID_BITS = 12  # The grid is so many powers of two finer than the noise.
-_MANTISSA = np.int64(52)  # Bits of a float64's.
-_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.int64)  # The pattern of the float64.
+_MANTISSA = np.int64(52)  # The bits of a float64's mantissa.
+_ROOT_HALF = np.float64(math.sqrt(0.5)).view(np.int64)  # The bits of the float64.
 # Taylor series, in squares, from the highest power down to the constant.
 _SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8, -1, -1)]
 _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(8, -1, -1)]
@@ -40,9 +45,10 @@ def entropy(num_bytes: int) -> bytes:
 
 
 def new_key(seed: int | None = None) -> np.ndarray:
-    """Returns a root key, int64 [2]: 128 bits from the operating system, which `tf.random.set_seed` does not affect.
+    """Returns a root key, int64 [2]: 128 bits from the operating system.
 
-    An integer seed makes a run repeatable and hence *not private*.
+    `tf.random.set_seed` does not affect it. An integer seed makes a run repeatable and hence *not
+    private*.
     """
     if seed is None:
         return np.frombuffer(entropy(16), dtype=np.int64).copy()
@@ -51,16 +57,26 @@ def new_key(seed: int | None = None) -> np.ndarray:
 
 
 def fold_in(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """Returns key number `index` of a family; distinct indices give distinct keys.
+    """Returns a key of a family; distinct indices give distinct keys.
 
-    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys give unrelated streams.
+    TensorFlow mixes the 128 bits of a stateless seed by a bijection, so neighbouring keys give
+    unrelated streams.
+
+    Args:
+      key: Int64 [2], the family.
+      index: Integer scalar, the number of the key in the family.
     """
     index = tf.cast(index, tf.int64)
     return key + tf.stack([index, tf.zeros([], tf.int64)])
 
 
 def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
-    """Returns `num` new keys of 128 random bits each."""
+    """Returns new keys of 128 random bits each.
+
+    Args:
+      key: Int64 [2], used once.
+      num: The number of new keys.
+    """
     keys = tf.random.stateless_uniform(
         [num, 2], seed=key, minval=None, maxval=None, dtype=tf.int64, alg=ALGORITHM
     )
@@ -68,17 +84,18 @@ def split(key: tf.Tensor, num: int) -> list[tf.Tensor]:
 
 
 def keys_of_step(key: tf.Tensor, step: tf.Tensor, num_sampling: int = 0) -> list[tf.Tensor]:
-    """Returns the keys of one training step: for sampling, shared draws, per-example draws and noise.
+    """Returns the keys of one step: for sampling, shared draws, per-example draws, noise.
 
     Args:
-      key: int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their number.
-      step: int64 scalar.
-      num_sampling: the number of words of the sampling key; 0 for a key of 128 bits.
+      key: Int64 [2], or a tape of several steps, [steps, words]: step t takes row t modulo their
+        number.
+      step: Int64 scalar.
+      num_sampling: The number of words of the sampling key; 0 for a key of 128 bits.
 
     Returns:
-      Four keys. Of an int64 key, they differ in its second word, and those of `fold_in` in its first,
-      so no two keys of a run are equal. Of a tape, the sampling key (where it has words) and the noise
-      key are tapes, and the other two are fresh keys of 128 bits in each step.
+      Four keys. Of an int64 key, they differ in its second word, and those of `fold_in` in its
+      first, so no two keys of a run are equal. Of a tape, the sampling key (where it has words) and
+      the noise key are tapes, and the other two are fresh keys of 128 bits in each step.
     """
     if not is_tape(key):
         number = 4 * tf.cast(step, tf.int64)
@@ -86,20 +103,28 @@ def keys_of_step(key: tf.Tensor, step: tf.Tensor, num_sampling: int = 0) -> list
     steps, words = key.shape
     row = tf.slice(key, tf.stack([tf.cast(step, tf.int64) % steps, 0]), [1, words])
     sizes = [num_sampling or 2, 2, 2]
-    sampling, shared, own, noise = tf.split(row[0], [*sizes, words - sum(sizes)])
-    first = sampling if num_sampling else tf.bitcast(sampling, tf.int64)
-    return [first, tf.bitcast(shared, tf.int64), tf.bitcast(own, tf.int64), noise]
+    parts = tf.split(row[0], [*sizes, words - sum(sizes)])
+    sampling = parts[0] if num_sampling else tf.bitcast(parts[0], tf.int64)
+    return [sampling, tf.bitcast(parts[1], tf.int64), tf.bitcast(parts[2], tf.int64), parts[3]]
 
 
 def num_words(num_sampling: int, num_coordinates: int) -> int:
-    """Returns the number of words in a tape's row for `keys_of_step` and noise on so many coordinates."""
+    """Returns the number of words in a tape's row.
+
+    Args:
+      num_sampling: The words of the sampling key, as of `keys_of_step`.
+      num_coordinates: The coordinates that get noise.
+    """
     return (num_sampling or 2) + 4 + num_coordinates + num_coordinates % 2
 
 
 def noise_key(num_coordinates: int, seed: int | None = None, number: int = 0) -> tf.Tensor:
-    """Returns the key of the noise of one release that is no training step, on so many coordinates.
+    """Returns the key of the noise of one release that is no training step.
 
-    It is a tape of the operating system's cryptographic generator; with a seed, key `number` of that seed.
+    Args:
+      num_coordinates: The coordinates that get noise.
+      seed: None for a tape of the operating system's cryptographic generator.
+      number: The number of the release; with a seed, the key has this number.
     """
     if seed is not None:
         return fold_in(tf.constant(new_key(seed)), tf.constant(number))
@@ -113,33 +138,45 @@ def is_tape(key: tf.Tensor) -> bool:
 
 
 def uniform(key: tf.Tensor, shape: Sequence[int], number: int | tf.Tensor = 0) -> tf.Tensor:
-    """Draws float64 in [0, 1), multiples of 2^-52: draw `number` of this shape from a key.
+    """Draws float64 in [0, 1), multiples of 2^-52.
 
     A tape has room for some draws; the rest come from a Philox key, the tape's last two words.
+
+    Args:
+      key: Int64 [2], or a tape.
+      shape: The static shape of the draw.
+      number: The number of the draw from this key. Draws of a key have one shape.
     """
 
-    def of_key(key: tf.Tensor) -> tf.Tensor:
+    def expand(key: tf.Tensor) -> tf.Tensor:
         key = _numbered(key, number)
         return tf.random.stateless_uniform(shape, seed=key, dtype=tf.float64, alg=ALGORITHM)
 
-    return _of_tape(key, shape, number, _uniforms, of_key) if is_tape(key) else of_key(key)
+    return _from_tape(key, shape, number, _uniforms, expand) if is_tape(key) else expand(key)
 
 
 def integers(
     key: tf.Tensor, shape: Sequence[int], limit: int, number: int | tf.Tensor = 0
 ) -> tf.Tensor:
-    """Draws int64 in [0, limit), with probabilities that are equal up to 2^-63; see `uniform`."""
+    """Draws int64 in [0, limit), with probabilities that are equal up to 2^-63.
 
-    def of_words(words: tf.Tensor) -> tf.Tensor:
+    Args:
+      key: Int64 [2], or a tape; see `uniform`.
+      shape: The static shape of the draw.
+      limit: The number of values.
+      number: The number of the draw from this key. Draws of a key have one shape.
+    """
+
+    def convert(words: tf.Tensor) -> tf.Tensor:
         return _shifted(words, 1) % limit
 
-    def of_key(key: tf.Tensor) -> tf.Tensor:
+    def expand(key: tf.Tensor) -> tf.Tensor:
         key = _numbered(key, number)
         return tf.random.stateless_uniform(
             shape, seed=key, minval=0, maxval=limit, dtype=tf.int64, alg=ALGORITHM
         )
 
-    return _of_tape(key, shape, number, of_words, of_key) if is_tape(key) else of_key(key)
+    return _from_tape(key, shape, number, convert, expand) if is_tape(key) else expand(key)
 
 
 def _numbered(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
@@ -147,16 +184,21 @@ def _numbered(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
 
 
 def words_for(num_draws: int, size: int) -> int:
-    """Returns the number of words of a tape with room for so many draws of this size, see `uniform`."""
+    """Returns the number of words of a tape with room for some draws, see `uniform`.
+
+    Args:
+      num_draws: The number of draws.
+      size: The number of entries of a draw.
+    """
     return num_draws * size + 2
 
 
-def _of_tape(
+def _from_tape(
     tape: tf.Tensor,
     shape: Sequence[int],
     number: int | tf.Tensor,
-    of_words: Callable[[tf.Tensor], tf.Tensor],
-    of_key: Callable[[tf.Tensor], tf.Tensor],
+    convert: Callable[[tf.Tensor], tf.Tensor],
+    expand: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
     size = math.prod(shape)
     room = (int(tape.shape[0]) - 2) // size
@@ -164,10 +206,10 @@ def _of_tape(
         raise ValueError(f"A tape of {tape.shape[0]} words has no room for a draw of {size}.")
 
     def written() -> tf.Tensor:
-        return of_words(tf.reshape(tf.slice(tape, [number * size], [size]), shape))
+        return convert(tf.reshape(tf.slice(tape, [number * size], [size]), shape))
 
     def expanded() -> tf.Tensor:
-        return of_key(tf.bitcast(tape[-2:], tf.int64))
+        return expand(tf.bitcast(tape[-2:], tf.int64))
 
     if isinstance(number, int):
         return written() if number < room else expanded()
@@ -194,16 +236,16 @@ def add_noise(
     The draws have 52 bits of radius and of angle, in float64, and tails up to 8.5 standard
     deviations: the missing tail has probability 2e-17. The noisy sum is formed in float64 and
     rounded to a multiple of `noise_grid(deviation)`, at most 2^-12 standard deviations, before
-    anything reads it: the low bits of a float32 sum would show whether it is exactly zero
-    (Mironov 2012, "On significance of the least significant bits for differential privacy").
+    anything reads it: the low bits of a float32 sum would show whether it is exactly zero (Mironov
+    2012, "On significance of the least significant bits for differential privacy").
 
     Args:
-      key: int64 tensor of shape [2], or a tape of at least as many words as coordinates, made even;
+      key: Int64 tensor of shape [2], or a tape of at least as many words as coordinates, made even;
         used once.
-      sums: tensors of static shapes, float32 or float64; exact, hence *not private*.
-      deviations: the noise's standard deviation on each sum, at least 0; a sum with 0 is returned
+      sums: Tensors of static shapes, float32 or float64; exact, hence *not private*.
+      deviations: The noise's standard deviation on each sum, at least 0; a sum with 0 is returned
         as it is.
-      dtype: dtype of the results, by default that of the first sum.
+      dtype: The dtype of the results, by default that of the first sum.
 
     Returns:
       Noisy sums, as many as `sums` and of their shapes.
@@ -216,7 +258,7 @@ def add_noise(
     many records move by no more than the clip in their last bits.
     """
     sums = [tf.convert_to_tensor(part) for part in sums]
-    # Not `tf.cast`, which rounds a Python float to float32 first.
+    # `tf.cast` would round a Python float to float32 first.
     deviations = [
         tf.cast(part, tf.float64) if tf.is_tensor(part) else tf.constant(part, tf.float64)
         for part in deviations
@@ -238,7 +280,10 @@ def noise_grid(deviation: float) -> float:
 def _on_grid(
     draws: tf.Tensor, sums: Sequence[tf.Tensor], deviations: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Returns sums with noise, in float64, rounded to `noise_grid`; `draws` are standard normals."""
+    """Returns sums with noise, in float64, rounded to `noise_grid`.
+
+    The `draws` are standard normals.
+    """
     results = []
     start = 0
     for part, deviation in zip(sums, deviations, strict=True):
@@ -264,13 +309,13 @@ def _at_once(
 def _rounded(exact: tf.Tensor, draw: tf.Tensor, deviation: tf.Tensor) -> tf.Tensor:
     """Returns float64 sums with noise, rounded to the grid."""
     noisy = exact + deviation * draw
-    # The exponent's bits, since no logarithm is exact at powers of two.
+    # The exponent's bits are read, since no logarithm is exact at powers of two.
     exponent = tf.bitwise.right_shift(tf.bitcast(deviation, tf.int64), _MANTISSA)
     bits = tf.bitwise.left_shift(exponent - _GRID_BITS, _MANTISSA)
     grid = tf.bitcast(bits, tf.float64)
     rounded = tf.round(noisy * (1.0 / grid)) * grid
-    # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
-    # On zero alone: a NaN must not return the exact sum.
+    # The exact sum is selected, since zero noise with an infinite clip (both off) must not give
+    # 0 x Inf. It is selected at zero alone, since a NaN must not return it.
     return tf.where(deviation == 0.0, exact, rounded)
 
 
@@ -285,14 +330,17 @@ def _few_normals(key: tf.Tensor, num: int) -> tf.Tensor:
     """
     half = (num + 1) // 2
     drawn = _uniforms(_bits(key, half)) if is_tape(key) else uniform(key, [2, half])
-    # In [0, 1): the logarithm's argument is never 0.
+    # The draws lie in [0, 1): the logarithm's argument is never 0.
     radius = tf.sqrt(-2.0 * tf.math.log1p(-drawn[0]))
     angle = (2.0 * math.pi) * drawn[1]
     return tf.concat([radius * tf.cos(angle), radius * tf.sin(angle)], axis=0)[:num]
 
 
 def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
-    """Returns uint64 tensor of shape [2, num_pairs]: the first words of a tape, or drawn by `_threefry`."""
+    """Returns a uint64 tensor of shape [2, num_pairs].
+
+    It holds the first words of a tape, or draws by `_threefry`.
+    """
     if not is_tape(key):
         return _threefry(split(key, 1)[0], num_pairs)
     if key.shape[0] < 2 * num_pairs:
@@ -304,10 +352,10 @@ def _bits(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
 
 @tf.function(jit_compile=True, autograph=False, reduce_retracing=False)
 def _threefry(key: tf.Tensor, num_pairs: int) -> tf.Tensor:
-    """Draws uint64 tensor of shape [2, num_pairs] from Threefry (Salmon et al. 2011), XLA's generator.
+    """Draws a uint64 tensor of shape [2, num_pairs] from Threefry (Salmon et al. 2011).
 
-    It is seeded with all 128 bits of the key, and has 64 bits of strength. Compiled alone: fused with
-    its users, XLA would compute it twice.
+    It is XLA's generator, seeded with all 128 bits of the key, and has 64 bits of strength.
+    Compiled alone: fused with its users, XLA would compute it twice.
     """
     key = tf.bitcast(key, tf.uint64)
     bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
@@ -325,7 +373,8 @@ def _many_normals(bits: tf.Tensor) -> tf.Tensor:
     first, second = tf.unstack(bits)
     radius = tf.sqrt(-2.0 * _log_of_bits(first))
     sign = tf.where(_bit(second, 1), -radius, radius)
-    # An angle in (-pi/4, pi/4) of 52 bits; swapping and a common sign make the other three quarters.
+    # An angle in (-pi/4, pi/4) of 52 bits; swapping and a common sign make the other three
+    # quarters.
     turns = tf.cast(_high_bits(second, 2), tf.float64) * 2.0**-52 - (0.5 - 2.0**-53)
     angle = turns * (math.pi / 2)
     square = angle * angle
@@ -343,7 +392,7 @@ def _log_of_bits(bits: tf.Tensor) -> tf.Tensor:
     pattern = tf.bitcast(number, tf.int64)
     exponent = tf.bitwise.right_shift(pattern - _ROOT_HALF, _MANTISSA)
     mantissa = tf.bitcast(pattern - tf.bitwise.left_shift(exponent, _MANTISSA), tf.float64)
-    # log m = 2 artanh((m - 1) / (m + 1)), with m between sqrt(1/2) and sqrt(2).
+    # The series is that of log m = 2 artanh((m - 1) / (m + 1)), with m in (sqrt(1/2), sqrt(2)).
     ratio = (mantissa - 1.0) / (mantissa + 1.0)
     series = ratio * _polynomial(ratio * ratio, _ARTANH)
     return series + (tf.cast(exponent, tf.float64) - 52.0) * math.log(2.0)
@@ -369,9 +418,10 @@ def _polynomial(x: tf.Tensor, coefficients: Sequence[float]) -> tf.Tensor:
 
 
 def tfp_seed(key: tf.Tensor) -> tf.Tensor:
-    """Returns the int32 pair that TFP's samplers take: 62 of the key's 128 bits, for they read no more than 64.
+    """Returns the int32 pair that TFP's samplers take.
 
-    It is an array for a NumPy key, so that no graph holds the key.
+    It has 62 of the key's 128 bits, for they read no more than 64. It is an array for a NumPy key,
+    so that no graph holds the key.
     """
     if isinstance(key, np.ndarray):
         return (key & _MASK).astype(np.int32)

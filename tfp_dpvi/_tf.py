@@ -1,9 +1,11 @@
-"""TensorFlow, TensorFlow Probability and Keras 2, and every private API of them that the library uses.
+"""TensorFlow, TensorFlow Probability and Keras 2, with their private APIs.
 
-One function wraps each private API and says why it is needed; `tests/test_tf.py` fails once it no longer is.
+One function wraps each private API that the library uses and says why it is needed;
+`tests/test_tf.py` fails once it no longer is.
 
-TensorFlow 2.15 ships Keras 2 as `tf.keras`. In later versions `tf.keras` is Keras 3, and Keras 2 is the package `tf_keras`,
-which TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set here: it would affect other code of the process.
+TensorFlow 2.15 ships Keras 2 as `tf.keras`. In later versions `tf.keras` is Keras 3, and Keras 2 is
+the package `tf_keras`, which TensorFlow Probability uses too. `TF_USE_LEGACY_KERAS` is never set
+here: it would affect other code of the process.
 """
 
 from __future__ import annotations
@@ -42,25 +44,32 @@ register_keras_serializable = keras.utils.register_keras_serializable
 Structure: TypeAlias = tf.Tensor | Sequence[Any] | Mapping[str, Any]
 """Tensors in a nest, as `tf.nest` takes them."""
 _Element = TypeVar("_Element")
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 def refuse_keras_3(name: str, value: object) -> None:
-    """Raises `TypeError` if `value`, or an entry of a list or dictionary, is a layer, model or other object of Keras 3."""
+    """Refuses layers, models and other objects of Keras 3.
+
+    Args:
+      name: The argument, for messages.
+      value: The object, or a list or dictionary of objects.
+
+    Raises:
+      TypeError: An object belongs to Keras 3.
+    """
     if not Layer.__module__.startswith("tf_keras."):
-        return  # Keras 2 is the package `keras` here.
-    parts = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else [value]
-    )
+        # Keras 2 is the package `keras` here.
+        return
+    parts: Iterable[object] = [value]
+    if isinstance(value, dict | list | tuple):
+        parts = value.values() if isinstance(value, dict) else value
     for part in parts:
         if any(kind.__module__.startswith("keras.") for kind in type(part).__mro__):
             raise TypeError(
-                f"{name}={type(part).__name__}(...) is an object of Keras 3, which TensorFlow Probability cannot use. Build it "
-                "from dpvi.keras\n(Keras 2), or set the environment variable TF_USE_LEGACY_KERAS=1 before TensorFlow is imported."
+                f"{name}={type(part).__name__}(...) is an object of Keras 3, which TensorFlow "
+                "Probability cannot use. Build it from dpvi.keras\n"
+                "(Keras 2), or set the environment variable TF_USE_LEGACY_KERAS=1 before "
+                "TensorFlow is imported."
             )
 
 
@@ -71,43 +80,53 @@ def layers_within(layer: Layer, *, include_self: bool = True) -> list[Layer]:
     """Returns a layer and its sublayers at any depth, in Keras's tracking order.
 
     `tf.Module.submodules` also holds layers that Keras does not track, in another order.
+
+    Args:
+      layer: The layer.
+      include_self: False leaves out the layer itself.
     """
     return list(layer._flatten_layers(include_self=include_self))
 
 
 def own_weights(layer: Layer) -> list[tf.Variable]:
-    """Returns the trainable variables that a layer created itself; `trainable_weights` adds its sublayers'."""
+    """Returns the trainable variables that a layer created, without its sublayers'."""
     return list(layer._trainable_weights) if layer.trainable else []
 
 
 def losses_added(layer: Layer) -> list[tf.Tensor]:
-    """Returns the tensors that `add_loss` received in the latest call, or when a functional model was built.
+    """Returns the tensors that `add_loss` received in the latest call.
 
-    `losses` would also compute weight regularizers.
+    For a functional model they are those received when it was built. `losses` would also compute
+    weight regularizers.
     """
     return list(layer._eager_losses or layer._losses)
 
 
 def loss_functions(layer: Layer) -> list[Callable[[], tf.Tensor]]:
-    """Returns the losses that depend on weights alone, such as regularizers; `losses` adds those that depend on inputs."""
+    """Returns the losses that depend on weights alone, such as regularizers."""
     return list(layer._callable_losses)
 
 
 @contextlib.contextmanager
 def refuse_late_functions(layers: Sequence[Layer]) -> Iterator[None]:
-    """Raises if a layer's call adds a loss as a function: Keras would keep it, and call it after its tensors are gone."""
+    """Refuses a layer's call that adds a loss as a function, while active.
+
+    Keras would keep the function, and call it after its tensors are gone.
+    """
     known = [len(layer._callable_losses) for layer in layers]
     yield
     for layer, num in zip(layers, known, strict=True):
         if len(layer._callable_losses) > num:
             raise ValueError(
-                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its call: pass the tensor.\n"
-                "A penalty on weights may be a function if add_loss is called once, outside of call."
+                f"{layer.name} ({type(layer).__name__}) calls add_loss with a function within its "
+                "call: pass the tensor.\n"
+                "A penalty on weights may be a function if add_loss is called once, outside of "
+                "call."
             )
 
 
 def clear_losses(layer: Layer) -> None:
-    """Drops the losses that `add_loss` collected in a layer and its sublayers; Keras does so only in `__call__`."""
+    """Drops the losses of a layer and its sublayers, as Keras does only in `__call__`."""
     layer._clear_losses()
 
 
@@ -115,11 +134,11 @@ def clear_losses(layer: Layer) -> None:
 def without_values(what: str) -> Iterator[None]:
     """Replaces TensorFlow's errors by errors of the same class whose messages show no values.
 
-    TensorFlow prints indices that are out of range, labels, and the tensors of failed assertions. The
-    original error is the new one's `__context__`, which tracebacks leave out.
+    TensorFlow prints indices that are out of range, labels, and the tensors of failed assertions.
+    The original error is the new one's `__context__`, which tracebacks leave out.
 
     Args:
-      what: what failed, the beginning of the message.
+      what: What failed, the beginning of the message.
     """
     try:
         yield
@@ -129,9 +148,9 @@ def without_values(what: str) -> Iterator[None]:
             raise
         kind = tf.errors.UnknownError if type(error) is tf.errors.OpError else type(error)
         text = (
-            f"{what} ({type(error).__name__}). TensorFlow's message may show values of records and is left "
-            "out:\nit is this error's __context__. Likely causes are an index or a label out of range, and "
-            "a failed assertion."
+            f"{what} ({type(error).__name__}). TensorFlow's message may show values of records "
+            "and is left out:\nit is this error's __context__. Likely causes are an index or a "
+            "label out of range, and a failed assertion."
         )
         raise kind(None, None, text) from None
 
@@ -140,47 +159,65 @@ class _Outer(Layer):
     """A layer that calls a function: layers inherit `training` from the layer that calls them."""
 
     def call(
-        self, function: Callable[[], _Found], training: bool | None = None
-    ) -> tuple[_Found | None, Exception | None]:
+        self, function: Callable[[], _Result], training: bool | None = None
+    ) -> tuple[_Result | None, Exception | None]:
         try:
             return function(), None
-        except Exception as error:  # Keras would add a message about this layer.
+        except Exception as error:
+            # Keras would add a message about this layer.
             return None, error
 
 
-def in_mode(function: Callable[[], _Found], *, training: bool) -> _Found:
-    """Calls a function with its Keras layers in training or inference mode, unless it passes `training=` itself."""
-    found, error = _Outer(name="training" if training else "inference")(function, training=training)
+def in_mode(function: Callable[[], _Result], *, training: bool) -> _Result:
+    """Calls a function with its Keras layers in training or inference mode.
+
+    Layers to which it passes `training=` itself follow that.
+
+    Args:
+      function: Takes no arguments.
+      training: True for training mode.
+
+    Returns:
+      The result of the function.
+    """
+    outer = _Outer(name="training" if training else "inference")
+    result, error = outer(function, training=training)
     if error is not None:
         raise error
-    return found
+    return result
 
 
 def is_graph_of_layers(layer: Layer) -> bool:
-    """Returns whether a model is Sequential or functional: it calls its layers and computes nothing else."""
+    """Returns whether a model only calls its layers: it is Sequential or functional."""
     return isinstance(layer, keras.Sequential) or bool(getattr(layer, "_is_graph_network", False))
 
 
 def keras_mask(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the mask that Keras attached to a tensor, for instance after an embedding with `mask_zero`, or None."""
+    """Returns the mask that Keras attached to a tensor, as some embeddings do, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def set_keras_mask(tensor: tf.Tensor, mask: tf.Tensor) -> None:
-    """Attaches a mask to a tensor, for Keras layers to read."""
+    """Attaches a mask to a tensor, for Keras layers to read.
+
+    Args:
+      tensor: The tensor.
+      mask: Bool tensor.
+    """
     tensor._keras_mask = mask
 
 
 @contextlib.contextmanager
 def _recurrent_loops() -> Iterator[None]:
-    """While active, LSTM and GRU run the generic loop of recurrent layers instead of choosing a kernel.
+    """Makes LSTM and GRU run the generic loop of recurrent layers, while active.
 
-    The function that chooses between a GPU kernel and a loop cannot be vectorized: the gradient of its loop stacks tensors
-    of dtype variant, for which `tf.vectorized_map` raises TypeError. A layer stores its choice in an instance attribute; a
-    property of the class overrides it.
+    The function that chooses between a GPU kernel and a loop cannot be vectorized: the gradient of
+    its loop stacks tensors of dtype variant, for which `tf.vectorized_map` raises TypeError. A
+    layer stores its choice in an instance attribute; a property of the class overrides it.
     """
     kinds = (keras.layers.LSTM, keras.layers.GRU)
-    if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):  # A nested map.
+    if any("_could_use_gpu_kernel" in vars(kind) for kind in kinds):
+        # A map around this one has replaced it already.
         yield
         return
     never = property(
@@ -200,14 +237,19 @@ def _recurrent_loops() -> Iterator[None]:
 def calls_seen(
     layers: Sequence[Layer], wrap: Callable[[Layer, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """While active, replaces each layer's `call` by `wrap(layer, layer.call)`.
+    """Replaces the `call` of each layer, while active.
 
-    Keras 2 has no forward hooks, as PyTorch has. Only an attribute of these instances changes, for one trace.
+    Keras 2 has no forward hooks, as PyTorch has. Only an attribute of these instances changes, for
+    one trace.
+
+    Args:
+      layers: The layers.
+      wrap: `wrap(layer, call)` returns what stands in for the layer's own call.
     """
     held = [vars(layer).get("call") for layer in layers]
     try:
         for layer in layers:
-            # Past Keras's attribute tracking, which would save it.
+            # Keras's attribute tracking would save it.
             object.__setattr__(
                 layer, "call", tf.autograph.experimental.do_not_convert(wrap(layer, layer.call))
             )
@@ -224,7 +266,9 @@ _ModelClass = TypeVar("_ModelClass", bound=type)
 
 
 def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
-    """Lets `tf.saved_model.save` refuse a class of Keras models and point to its `export`; a class decorator.
+    """Lets `tf.saved_model.save` refuse a class of Keras models; a class decorator.
+
+    The message points to the model's `export`.
 
     TensorFlow has no public hook by which a model declares its own SavedModel. Checkpoints of
     weights use the same method and still work.
@@ -234,8 +278,10 @@ def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
     def children(self: Any, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         if save_type == "savedmodel":
             raise ValueError(
-                f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no privacy report. Use model.export(path) "
-                "for a\nSavedModel of the learned functions, or model.save('model.keras') to continue training later."
+                f"tf.saved_model.save({type(self).__name__}) would save the optimizer and no "
+                "privacy report. Use model.export(path) for a\n"
+                "SavedModel of the learned functions, or model.save('model.keras') to continue "
+                "training later."
             )
         return dict(inherited(self, save_type, **kwargs))
 
@@ -244,12 +290,12 @@ def refuses_saved_model(cls: _ModelClass) -> _ModelClass:
 
 
 def steps_per_execution(model: Model) -> tf.Variable:
-    """Returns the variable with the steps per execution of Keras's loops, which `compile` sets; None before `compile`."""
+    """Returns Keras's variable of the steps per execution; None before `compile`."""
     return model._steps_per_execution
 
 
 def mapped_file(array: np.ndarray) -> mmap.mmap | None:
-    """Returns the memory map behind an array, or None; NumPy exposes only the file's name."""
+    """Returns the memory map behind an array, or None; NumPy exposes only its file's name."""
     return getattr(array, "_mmap", None)
 
 
@@ -263,16 +309,19 @@ def is_same_plain(before: object, value: object) -> bool:
 
 
 def refuse_setting(owner: object, name: str, value: object, settings: frozenset[str]) -> None:
-    """Raises `RuntimeError` if a setting is assigned that a compiled step has read.
+    """Refuses to assign a setting that a compiled step has read.
 
     Assignments of what the object already has change nothing and are allowed, and so are those
     while a function is traced, which are the model's own code.
 
     Args:
-      owner: the object with the setting.
-      name: of the assigned attribute.
-      value: of the assigned attribute.
-      settings: names of the settings in the object; attributes of its class are settings too.
+      owner: The object with the setting.
+      name: The name of the assigned attribute.
+      value: The assigned value.
+      settings: The names of the settings in the object; attributes of its class are settings too.
+
+    Raises:
+      RuntimeError: The attribute is a setting.
     """
     is_setting = name in settings or (not name.startswith("_") and hasattr(type(owner), name))
     if not is_setting or not tf.executing_eagerly():
@@ -292,7 +341,7 @@ def refuse_setting(owner: object, name: str, value: object, settings: frozenset[
 def learning_rate_variable(
     optimizer: Optimizer,
 ) -> tf.Variable | keras.optimizers.schedules.LearningRateSchedule:
-    """Returns an optimizer's learning rate or schedule; `learning_rate` returns a schedule's current value."""
+    """Returns an optimizer's learning rate or schedule, not a schedule's current value."""
     return optimizer._learning_rate
 
 
@@ -305,20 +354,28 @@ def in_multi_worker_mode(strategy: tf.distribute.Strategy) -> bool:
 
 
 def with_full_parameters(distribution: tfd.Distribution) -> tfd.Distribution:
-    """Returns a distribution with its parameters broadcast to the batch shape; `tfd.BatchBroadcast` would hide them."""
+    """Broadcasts a distribution's parameters to its batch shape; `BatchBroadcast` hides them."""
     return distribution._broadcast_parameters_with_batch_shape(distribution.batch_shape_tensor())
 
 
 class NotReparameterized(tfd.Distribution):
-    """A distribution whose draws are not reparameterised; `parameters` are the subclass's arguments."""
+    """A distribution whose draws are not reparameterised.
+
+    Args:
+      dtype: The dtype of the draws.
+      parameters: The arguments of the subclass by name.
+      name: The name of the distribution.
+    """
 
     def __init__(self, dtype: tf.DType, parameters: dict[str, Any], name: str) -> None:
-        how = {
-            "reparameterization_type": tfd.NOT_REPARAMETERIZED,
-            "validate_args": False,
-            "allow_nan_stats": True,
-        }
-        super().__init__(dtype=dtype, parameters=parameters, name=name, **how)
+        super().__init__(
+            dtype=dtype,
+            reparameterization_type=tfd.NOT_REPARAMETERIZED,
+            validate_args=False,
+            allow_nan_stats=True,
+            parameters=parameters,
+            name=name,
+        )
 
 
 class Derived(NotReparameterized):
@@ -342,9 +399,14 @@ class Derived(NotReparameterized):
 
 
 def operations_since(graph: tf.Graph, num_known: int) -> Iterator[tf.Operation]:
-    """Yields the operations added to a graph since it had `num_known`, then those of called functions at any depth.
+    """Yields the operations added to a graph, then those of called functions at any depth.
 
-    `Graph.as_graph_def` also shows called functions, but as copies, which `map_apart` cannot use. Eager mode yields none.
+    `Graph.as_graph_def` also shows called functions, but as copies, which `map_apart` cannot use.
+    Eager mode yields none.
+
+    Args:
+      graph: The graph.
+      num_known: The number of operations that it had before.
     """
     if isinstance(graph, tf.Graph):
         yield from _with_called(graph.get_operations()[num_known:])
@@ -360,9 +422,9 @@ def _with_called(operations: Sequence[tf.Operation]) -> Iterator[tf.Operation]:
     for operation in waiting:  # Grows during the loop.
         yield operation
         for value in operation.node_def.attr.values():
-            for called in [value.func, *value.list.func]:
-                function = None if called.name in seen else _function(operation.graph, called.name)
-                seen.add(called.name)
+            for callee in [value.func, *value.list.func]:
+                function = None if callee.name in seen else _function(operation.graph, callee.name)
+                seen.add(callee.name)
                 if function is not None:
                     waiting += function.graph.get_operations()
 
@@ -378,21 +440,26 @@ def _function(graph: tf.Graph | None, name: str) -> Any:
 
 
 def argument_names(operation: tf.Operation) -> list[str]:
-    """Returns the names that a called function gives to an operation's inputs, or "" for each if it calls none.
+    """Returns the names that a called function gives to an operation's inputs.
 
-    The public signature of a function is not reachable from the operation that calls it.
+    An operation that calls none has "" for each. The public signature of a function is not
+    reachable from the operation that calls it.
     """
     if operation.type in ("PartitionedCall", "StatefulPartitionedCall"):
-        called = operation.graph._get_function(operation.get_attr("f").name)
-        if called is not None:
-            return [part.op.name for part in called.graph.inputs]
+        function = operation.graph._get_function(operation.get_attr("f").name)
+        if function is not None:
+            return [part.op.name for part in function.graph.inputs]
     return [""] * len(operation.inputs)
 
 
 def replace_inputs(operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> None:
-    """Makes an operation of the graph that is being traced read other tensors, of the same dtypes and shapes.
+    """Makes an operation of the graph that is being traced read other tensors.
 
     TFP has no public way to change what a sampler reads within a distribution's `sample`.
+
+    Args:
+      operation: The operation.
+      inputs: The new tensors, of the same dtypes and shapes.
     """
     for index, (before, after) in enumerate(zip(operation.inputs, inputs, strict=True)):
         if after is not before:
@@ -443,52 +510,66 @@ def _may_raise(operation: tf.Operation) -> bool:
 
 
 def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
-    """Returns `tf.function(function)` for a closure that each model creates, without the warning about frequent retracing.
+    """Returns `tf.function(function)` without the warning about frequent retracing.
 
-    TensorFlow counts traces by the closure's code, and warned at the fifth model of a process although each traces once.
+    The function is a closure that each model creates. TensorFlow counts traces by the closure's
+    code, and warned at the fifth model of a process although each traces once.
+
+    Args:
+      function: The closure.
+      **options: Arguments of `tf.function`.
     """
     compiled = tf.function(function, autograph=False, **options)
     compiled._omit_frequent_tracing_warning = True
     return compiled
 
 
-def map_apart(function: Callable[[_Element], _Found], elements: _Element) -> _Found:
-    """Runs `tf.vectorized_map(function, elements)` such that no element reaches another's values.
+def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _Result:
+    """Runs `tf.vectorized_map` such that no element reaches another's values.
 
     Assertions of the function are left out: see `without_assertions`.
 
-    Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own: see `_convert_segments`
-    and `_convert_product`.
+    Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own:
+    see `_convert_segments` and `_convert_product`.
+
+    Args:
+      function: Maps one element to a structure of tensors.
+      elements: A structure of tensors, whose first dimension runs over the elements.
+
+    Returns:
+      The results, stacked along a new first dimension.
     """
     marked: list[tf.Operation] = []
 
-    def traced(element: _Element) -> _Found:
+    def traced(element: _Element) -> _Result:
         graph = tf.compat.v1.get_default_graph()
         num_known = len(graph.get_operations())
         with without_assertions():
             # Converts slices to tensors before their segment sums are searched for.
-            found = tf.nest.map_structure(tf.convert_to_tensor, function(element))
+            result = tf.nest.map_structure(tf.convert_to_tensor, function(element))
         for operation in operations_since(graph, num_known):
             if operation.type in _CONVERTERS and not hasattr(operation, "pfor_converter"):
                 operation.pfor_converter = _CONVERTERS[operation.type]
                 marked.append(operation)
-        return found
+        return result
 
     try:
         with _recurrent_loops():
             return tf.vectorized_map(traced, elements)
     finally:
-        for operation in marked:  # Some may belong to a function with other callers.
+        # Some operations may belong to a function with other callers.
+        for operation in marked:
             del operation.pfor_converter
 
 
 def _convert_segments(inputs: Any) -> Any:
-    """Vectorizes a segment sum, the gradient of `tf.gather`: ids out of range are made negative, which drops them.
+    """Vectorizes a segment sum, the gradient of `tf.gather`.
 
-    TensorFlow (2.21, `parallel_for/pfor.py`) sums over the segments of all elements after adding the element's number times
-    the number of segments to its ids. An id that is too large lands in another element's segments: in a model with 4 groups
-    one record with ids up to 80 moved the clipped sum by 41 clips. (XLA accepts such ids silently:
-    https://github.com/tensorflow/tensorflow/issues/120245.)
+    Ids out of range are made negative, which drops them. TensorFlow (2.21, `parallel_for/pfor.py`)
+    sums over the segments of all elements after adding the element's number times the number of
+    segments to its ids. An id that is too large lands in another element's segments: in a model
+    with 4 groups one record with ids up to 80 moved the clipped sum by 41 clips. (XLA accepts such
+    ids silently: https://github.com/tensorflow/tensorflow/issues/120245.)
     """
     from tensorflow.python.ops.parallel_for import pfor
 
@@ -502,8 +583,9 @@ def _convert_segments(inputs: Any) -> Any:
 def _convert_product(inputs: Any) -> Any:
     """Vectorizes `tf.matmul` without broadcasting a batch of matrices.
 
-    TensorFlow would turn [1, T, d] x [d, k] into [n, 1, T, d] x [d, k], for which oneDNN (TensorFlow 2.21 on CPUs) reads and
-    writes out of bounds: https://github.com/tensorflow/tensorflow/issues/117700.
+    TensorFlow would turn [1, T, d] x [d, k] into [n, 1, T, d] x [d, k], for which oneDNN
+    (TensorFlow 2.21 on CPUs) reads and writes out of bounds:
+    https://github.com/tensorflow/tensorflow/issues/117700.
     """
     from tensorflow.python.ops.parallel_for import pfor
 
@@ -536,8 +618,8 @@ _CONVERTERS = dict.fromkeys(
 
 
 def layers_of(model: object) -> list[Layer]:
-    """Returns a Keras layer or model with all its sublayers, or those in a function's closure, globals and attributes."""
-    found: dict[int, Layer] = {}
+    """Returns the layers of a Keras layer or model, or those that a function refers to."""
+    layers_by_id: dict[int, Layer] = {}
     seen: set[int] = set()
 
     def visit(thing: object, depth: int) -> None:
@@ -547,7 +629,7 @@ def layers_of(model: object) -> list[Layer]:
         refuse_keras_3("layer", thing)
         if isinstance(thing, keras.layers.Layer):
             for layer in layers_within(thing):
-                found.setdefault(id(layer), layer)
+                layers_by_id.setdefault(id(layer), layer)
             return
         parts: Iterable[object] = ()
         if isinstance(thing, tf.Module):
@@ -559,22 +641,23 @@ def layers_of(model: object) -> list[Layer]:
         elif isinstance(thing, dict):
             parts = thing.values()
         elif callable(thing):
-            parts = _reached_by(thing)
+            parts = _referred_to(thing)
         for part in parts:
             visit(part, depth + 1)
 
     visit(model, 0)
-    return list(found.values())
+    return list(layers_by_id.values())
 
 
-def _reached_by(function: Callable[..., object]) -> list[object]:
-    """Returns the objects that a callable refers to: bound arguments, closure, globals and attributes."""
+def _referred_to(function: Callable[..., object]) -> list[object]:
+    """Returns what a callable's bound arguments, closure, globals and attributes hold."""
     held = [
         getattr(function, name, None)
         for name in ("func", "__self__", "args", "__defaults__", "__wrapped__")
     ]
     for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # An empty cell.
+        # A cell may be empty.
+        with contextlib.suppress(ValueError):
             held.append(cell.cell_contents)
     code = getattr(function, "__code__", None)
     if code is not None:

@@ -1,6 +1,7 @@
 """Checks of arguments. Every message names the argument, the value and the fix.
 
-No message shows records: what may hold some is described by `shown`, `rows` and `dtype_name`.
+No message shows records: an argument that may hold some is described by `shown`, `rows` and
+`dtype_name`.
 """
 
 import enum
@@ -15,15 +16,16 @@ from dp_accounting import NeighboringRelation
 #: An argument before it is checked.
 Unchecked: TypeAlias = object
 
-_BOOLEANS = ("bool", "bool_")  # Python's and NumPy's.
+# The names of Python's and NumPy's types.
+_BOOLEANS = ("bool", "bool_")
 _RELATIONS = (NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE)
 
 
 def shown(value: Unchecked) -> str:
     """Returns an argument as text for a message.
 
-    Numbers, strings and the like are shown as they are, all else by its type: a data set in the place
-    of another argument is not printed.
+    Numbers, strings and the like are shown as they are, all else by its type: a data set in the
+    place of another argument is not printed.
     """
     plain = bool | int | float | str | bytes | enum.Enum | np.generic
     # A row of a structured array is a whole record.
@@ -46,7 +48,7 @@ def rows(concerned: np.ndarray) -> str:
     """Returns the number of rows concerned as text.
 
     Args:
-      concerned: bool array whose first dimension runs over records.
+      concerned: A bool array whose first dimension runs over records.
     """
     num = int(concerned.reshape(len(concerned), -1).any(axis=1).sum())
     return "1 row" if num == 1 else f"{num} rows"
@@ -63,7 +65,17 @@ def _is_scalar(value: Unchecked) -> bool:
 
 
 def real(name: str, value: Unchecked, fix: str) -> float:
-    """Returns `value` as a float; refuses bools, strings, NaN and anything else that is no real number."""
+    """Returns `value` as a float.
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+      fix: What to do, for the message.
+
+    Raises:
+      TypeError: The value is a bool, a string or anything else that is no real number.
+      ValueError: The value is NaN, or larger than any float.
+    """
     if not _is_scalar(value) or not hasattr(value, "__float__"):
         raise TypeError(f"{name}={shown(value)} is not a number; {fix}.")
     try:
@@ -78,7 +90,16 @@ def real(name: str, value: Unchecked, fix: str) -> float:
 def positive(
     name: str, value: Unchecked, fix: str = "pass a finite number greater than 0"
 ) -> float:
-    """Returns `value` as a finite float greater than zero."""
+    """Returns `value` as a finite float greater than zero.
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+      fix: What to do, for the message.
+
+    Raises:
+      TypeError, ValueError: The value is no such number.
+    """
     result = real(name, value, fix)
     if not 0.0 < result < math.inf:
         raise ValueError(f"{name}={value!r} must be greater than 0 and finite; {fix}.")
@@ -88,7 +109,16 @@ def positive(
 def non_negative(
     name: str, value: Unchecked, fix: str = "pass a finite number of at least 0"
 ) -> float:
-    """Returns `value` as a finite float of at least zero."""
+    """Returns `value` as a finite float of at least zero.
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+      fix: What to do, for the message.
+
+    Raises:
+      TypeError, ValueError: The value is no such number.
+    """
     result = real(name, value, fix)
     if not 0.0 <= result < math.inf:
         raise ValueError(f"{name}={value!r} must be at least 0 and finite; {fix}.")
@@ -96,12 +126,28 @@ def non_negative(
 
 
 def epsilon(value: Unchecked, name: str = "epsilon") -> float:
-    """Returns a target epsilon: finite and greater than zero."""
+    """Returns a target epsilon: finite and greater than zero.
+
+    Args:
+      value: The argument.
+      name: The name of the argument.
+
+    Raises:
+      TypeError, ValueError: The value is no such number.
+    """
     return positive(name, value, "pass the privacy loss to allow, for example epsilon=1.0")
 
 
 def delta(value: Unchecked, name: str = "delta") -> float:
-    """Returns delta, strictly between 0 and 1."""
+    """Returns delta, strictly between 0 and 1.
+
+    Args:
+      value: The argument.
+      name: The name of the argument.
+
+    Raises:
+      TypeError, ValueError: The value is no such number.
+    """
     fix = "pass a probability well below 1 over the number of records, for example delta=1e-5"
     result = real(name, value, fix)
     if not 0.0 < result < 1.0:
@@ -110,7 +156,15 @@ def delta(value: Unchecked, name: str = "delta") -> float:
 
 
 def probability(name: str, value: Unchecked) -> float:
-    """Returns a sampling probability in (0, 1]."""
+    """Returns a sampling probability in (0, 1].
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+
+    Raises:
+      TypeError, ValueError: The value is no such number.
+    """
     fix = "pass the expected batch size over the number of records, a number in (0, 1]"
     result = real(name, value, fix)
     if not 0.0 < result <= 1.0:
@@ -119,7 +173,17 @@ def probability(name: str, value: Unchecked) -> float:
 
 
 def count(name: str, value: Unchecked, minimum: int = 0) -> int:
-    """Returns an integer of at least `minimum`; floats are refused."""
+    """Returns an integer of at least `minimum`.
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+      minimum: The smallest integer that is allowed.
+
+    Raises:
+      TypeError: The value is not an integer; floats are none.
+      ValueError: The value is too small.
+    """
     fix = f"pass an integer of at least {minimum}"
     if not _is_scalar(value) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}={shown(value)} is not an integer; {fix}.")
@@ -136,20 +200,40 @@ def fields(
     needed: Collection[str] = (),
     known: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Returns a copy of a JSON object; refuses one that lacks fields, or has others than the known ones."""
+    """Returns a copy of a JSON object with the right fields.
+
+    Args:
+      what: What the object describes, for the message.
+      data: The object.
+      needed: The names of the fields that it must have.
+      known: The names of the fields that it may have; None for any.
+
+    Raises:
+      ValueError: The data are no JSON object, lack a field, or have an unknown one.
+    """
     if not isinstance(data, dict):
         raise ValueError(f"{what} is no JSON object; pass what its to_json returned.")
     missing = sorted(set(needed) - data.keys())
     unknown = sorted(data.keys() - set(data if known is None else known))
     if missing or unknown:
         raise ValueError(
-            f"{what} lacks the fields {missing} and has the unknown fields {unknown!a:.200}; pass what its to_json returned."
+            f"{what} lacks the fields {missing} and has the unknown fields {unknown!a:.200}; pass "
+            "what its to_json returned."
         )
     return dict(data)
 
 
 def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
-    """Returns `value` if it is among the choices."""
+    """Returns `value` if it is among the choices.
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+      choices: The strings to choose from.
+
+    Raises:
+      ValueError: The value is none of them.
+    """
     if not isinstance(value, str) or value not in choices:
         raise ValueError(
             f"{name}={shown(value)} is unknown; pass one of {', '.join(map(repr, choices))}."
@@ -158,7 +242,16 @@ def one_of(name: str, value: Unchecked, choices: Collection[str]) -> str:
 
 
 def text(name: str, value: Unchecked, fix: str) -> str:
-    """Returns `value` if it is one non-blank line of printable text."""
+    """Returns `value` if it is one non-blank line of printable text.
+
+    Args:
+      name: The name of the argument.
+      value: The argument.
+      fix: What to do, for the message.
+
+    Raises:
+      TypeError: The value is no such text.
+    """
     if not (isinstance(value, str) and value.isprintable() and value.strip()):
         described = ascii(value) if isinstance(value, str) else shown(value)
         raise TypeError(f"{name}={described} must be one line of printable text; {fix}.")
@@ -166,7 +259,16 @@ def text(name: str, value: Unchecked, fix: str) -> str:
 
 
 def relation(value: Unchecked, name: str = "neighboring_relation") -> NeighboringRelation:
-    """Returns the neighboring relation as dp_accounting's enum; accepts its names in lower case."""
+    """Returns the neighboring relation as dp_accounting's enum.
+
+    Args:
+      value: The relation, or its name in lower case.
+      name: The name of the argument.
+
+    Raises:
+      TypeError: The value is no relation.
+      ValueError: The relation is unknown or has no accounting here.
+    """
     fix = "pass dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE or .REPLACE_ONE"
     if isinstance(value, str):
         try:

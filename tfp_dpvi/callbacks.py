@@ -1,4 +1,4 @@
-"""Keras callbacks that show only released and public values (contract C7)."""
+"""Keras callbacks that show only released and public values (contract 7)."""
 
 from __future__ import annotations
 
@@ -30,30 +30,52 @@ _BUCKETS = 30
 
 
 class PrivacyTensorBoard(Callback):
-    """Writes privacy spending, privatised metrics and learned variables to TensorBoard after every epoch.
+    """Writes privacy spending, privatised metrics and learned variables to TensorBoard.
 
-    Scalars under "privacy/": epsilon spent and left (if `compile` has a delta), noise multiplier, clip, learning rate,
-    releases, and the other logs of `fit`. Losses of public validation data keep their names. Exact training losses, if
-    requested, are under "non_private/". Histograms show the trainable variables by layer and part of the model. At the end
-    of a fit the privacy report is written as text, if `compile` has a delta.
+    It writes after every epoch:
 
-    There are `histogram_freq` epochs between histograms; 0 for none.
+    * Scalars under "privacy/": epsilon spent and left (if `compile` has a delta), noise multiplier,
+      clip, learning rate, releases, and the other logs of `fit`. Losses of public validation data
+      keep their names. Exact training losses, if requested, are under "non_private/".
+    * Histograms of the trainable variables, by layer and part of the model.
+
+    At the end of a fit it writes the privacy report as text, if `compile` has a delta.
+
+    Args:
+      log_dir: The directory of the event files.
+      histogram_freq: The number of epochs between histograms; 0 for none.
 
     #### Formal guarantee
 
-    Writes functions of the released variables, of the plan and of the step number: post-processing.
+    The callback writes functions of the released variables, of the plan and of the step number:
+    post-processing.
+
+    ```python
+    >>> callback = PrivacyTensorBoard("logs", histogram_freq=5)  # For fit(callbacks=[callback]).
+    >>> callback.histogram_freq
+    5
+
+    ```
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], *, histogram_freq: int = 1) -> None:
         super().__init__()
         self.log_dir = os.fspath(log_dir)
         self.histogram_freq = check.count("histogram_freq", histogram_freq)
-        self._writer: Any = None
+        self._writer: EventFileWriter | None = None
         self._epoch = 0
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Opens the event file; raises `ValueError` before the first step if the directory is not writable."""
-        self._close()  # Still open if the last fit was interrupted.
+        """Opens the event file.
+
+        Args:
+          logs: Not used.
+
+        Raises:
+          ValueError: The directory is not writable; no step has run yet.
+        """
+        # The file is still open if the last fit was interrupted.
+        self._close()
         try:
             self._writer = EventFileWriter(self.log_dir)
         except (OSError, tf.errors.OpError) as error:
@@ -62,7 +84,12 @@ class PrivacyTensorBoard(Callback):
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Writes the scalars and histograms of an epoch."""
+        """Writes the scalars and histograms of an epoch.
+
+        Args:
+          epoch: The number of the epoch, from 0.
+          logs: The logs of `fit`.
+        """
         model = self.model
         scalars = {name: float(value) for name, value in (logs or {}).items()}
         plan, budget = model.privacy_plan, model.privacy_budget
@@ -84,16 +111,21 @@ class PrivacyTensorBoard(Callback):
                     {f"{group}/{name}": variable.numpy() for name, variable in _named(variables)}
                 )
         self._epoch = epoch
-        # The writer has a thread of its own: TensorFlow's summaries take longer than an epoch of a small model.
-        self._writer.add_event(_event(epoch, scalars, values))
+        # The writer has a thread of its own: TensorFlow's summaries take longer than an epoch of a
+        # small model.
+        self._write(_event(epoch, scalars, values))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Writes the privacy report as a Markdown code block and closes the event file."""
         if self._writer is not None and self.model.privacy_delta is not None:
             text = textwrap.indent(str(self.model.privacy_report()), "    ")
             summary = text_summary.text_pb("privacy/report", text)
-            self._writer.add_event(Event(wall_time=time.time(), step=self._epoch, summary=summary))
+            self._write(Event(wall_time=time.time(), step=self._epoch, summary=summary))
         self._close()
+
+    def _write(self, event: Event) -> None:
+        if self._writer is not None:
+            self._writer.add_event(event)
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -127,36 +159,79 @@ def _named(variables: Sequence[tf.Variable]) -> list[tuple[str, tf.Variable]]:
 
 
 class StepsBar(keras.callbacks.ProgbarLogger):
-    """Keras's progress bar with the number of steps that ran: a budget may end an execution of several steps early."""
+    """Keras's progress bar with the number of steps that ran.
+
+    A budget may end an execution of several steps early.
+
+    Args:
+      steps: Returns the number of steps that ran so far.
+
+    ```python
+    >>> bar = StepsBar(lambda: 0)  # `fit` makes it.
+    >>> bar.target is None
+    True
+
+    ```
+    """
 
     def __init__(self, steps: Callable[[], int]) -> None:
         super().__init__(count_mode="steps")
-        self.target: int | None = None  # Keras's: the steps of a full bar.
-        self._steps, self._before = steps, 0
+        # Keras reads it as the steps of a full bar.
+        self.target: int | None = None
+        self._steps = steps
+        self._before = 0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Starts a bar."""
+        """Starts a bar.
+
+        Args:
+          epoch: The number of the epoch, from 0.
+          logs: The logs of `fit`.
+        """
         self._before = self._steps()
         super().on_epoch_begin(epoch, logs)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Shows the steps of this epoch so far."""
+        """Shows the steps of this epoch so far.
+
+        Args:
+          batch: Not used: Keras counts executions of several steps.
+          logs: The logs of `fit`.
+        """
         super().on_train_batch_end(self._steps() - self._before - 1, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Ends the bar at the number of steps that ran."""
-        planned, self.target = self.target, self._steps() - self._before
+        """Ends the bar at the number of steps that ran.
+
+        Args:
+          epoch: The number of the epoch, from 0.
+          logs: The logs of `fit`.
+        """
+        planned = self.target
+        self.target = self._steps() - self._before
         super().on_epoch_end(epoch, logs)
         self.target = planned
 
 
 @dataclasses.dataclass(frozen=True)
 class Backup:
-    """The saved state of an interrupted fit."""
+    """The saved state of an interrupted fit.
 
-    meta: dict[str, Any]  # Progress and plan, JSON-ready.
-    arrays: list[np.ndarray]  # Values of the weights and of the optimizer's variables.
-    directory: str = ""  # That it was read from.
+    Attributes:
+      meta: The progress and the plan, JSON-ready.
+      arrays: The values of the weights and of the optimizer's variables.
+      directory: The directory that it was read from.
+
+    ```python
+    >>> Backup(meta={"epoch": 3}, arrays=[]).meta["epoch"]
+    3
+
+    ```
+    """
+
+    meta: dict[str, Any]
+    arrays: list[np.ndarray]
+    directory: str = ""
 
 
 def _check_meta(meta: dict[str, Any]) -> None:
@@ -166,8 +241,8 @@ def _check_meta(meta: dict[str, Any]) -> None:
     check.count("epoch", meta["epoch"])
     PrivacyPlan.from_json(meta["plan"])
     mark = ("ledger_id", "version", "dataset_id")
-    mark_read = check.fields("its ledger", meta["ledger"], needed=mark, known=mark)
-    check.count("version", mark_read["version"])
+    ledger = check.fields("its ledger", meta["ledger"], needed=mark, known=mark)
+    check.count("version", ledger["version"])
     check.fields("its settings", meta["public"])
     if meta["learning_rate"] is not None:
         check.real("learning_rate", meta["learning_rate"], "delete the backup")
@@ -180,17 +255,28 @@ def _check_meta(meta: dict[str, Any]) -> None:
 class PrivateBackupAndRestore(Callback):
     """Resumes an interrupted fit from its last epoch, also after a kill.
 
-    Run the same script again: weights, optimizer state and noise multiplier are those of the last complete epoch. The
-    ledger (which must be on disk) has the privacy spent since. Repeated steps draw fresh noise and are charged again, so a
-    fit with a target epsilon may end a few steps early. The callback runs after all others, so their changes at an epoch's
+    Run the same script again: weights, optimizer state and noise multiplier are those of the last
+    complete epoch. The ledger, which must be on disk, has the privacy spent since. Repeated steps
+    draw fresh noise and are charged again, so that a fit with a target epsilon may end a few steps
+    early. The callback runs after all others, so that the changes which these make at an epoch's
     end are saved; the others start anew, as in Keras.
 
-    Use a directory for this fit alone; `delete_checkpoint` deletes the backup when the fit ends.
+    Args:
+      backup_dir: A directory for this fit alone.
+      delete_checkpoint: Whether to delete the backup when the fit ends.
 
     #### Formal guarantee
 
-    The file holds released variables, the plan and the numbers of steps and epochs, but no key, seed or record. A step
-    runs only after the ledger has been charged for it, before and after an interruption.
+    The file holds released variables, the plan and the numbers of steps and epochs, but no key,
+    seed or record. A step runs only after the ledger has been charged for it, before and after an
+    interruption.
+
+    ```python
+    >>> callback = PrivateBackupAndRestore("backup")  # For fit(callbacks=[callback]).
+    >>> callback.read() is None
+    True
+
+    ```
     """
 
     def __init__(
@@ -203,27 +289,43 @@ class PrivateBackupAndRestore(Callback):
         self._first_epoch = 0
 
     def attach(self, snapshot: Callable[[int], Backup], first_epoch: int) -> None:
-        """Sets the function that takes a backup, and the first epoch; `fit` calls it."""
-        self._snapshot, self._first_epoch = snapshot, first_epoch
+        """Sets the function that takes a backup; `fit` calls this method.
+
+        Args:
+          snapshot: Returns the backup of the state before an epoch, whose number is its argument.
+          first_epoch: The number of the fit's first epoch.
+        """
+        self._snapshot = snapshot
+        self._first_epoch = first_epoch
 
     def on_train_begin(self, logs: dict[str, float] | None = None) -> None:
-        """Writes the initial state; raises `ValueError` before the first step if the directory is not writable."""
-        if self._snapshot is None:
-            raise ValueError(
-                "PrivateBackupAndRestore works only with fit of tfp_dpvi's models, one in each fit."
-            )
+        """Writes the initial state.
+
+        Args:
+          logs: Not used.
+
+        Raises:
+          ValueError: The directory is not writable, `fit` is not that of this library's models, or
+            it has a second such callback; no step has run yet.
+        """
+        backup = self._take(self._first_epoch)
         try:
             os.makedirs(self.backup_dir, exist_ok=True)
-            self._write(self._snapshot(self._first_epoch))
+            self._write(backup)
         except OSError as error:
             raise ValueError(
-                f"backup_dir={self.backup_dir!r} cannot be written ({error}): pass a writable directory. No privacy was spent."
+                f"backup_dir={self.backup_dir!r} cannot be written ({error}): pass a writable "
+                "directory. No privacy was spent."
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Replaces the backup by the state after this epoch."""
-        assert self._snapshot is not None
-        self._write(self._snapshot(epoch + 1))
+        """Replaces the backup by the state after this epoch.
+
+        Args:
+          epoch: The number of the epoch, from 0.
+          logs: Not used.
+        """
+        self._write(self._take(epoch + 1))
 
     def on_train_end(self, logs: dict[str, float] | None = None) -> None:
         """Deletes the backup."""
@@ -236,7 +338,11 @@ class PrivateBackupAndRestore(Callback):
         self._path.unlink(missing_ok=True)
 
     def read(self) -> Backup | None:
-        """Returns the backup in the directory, or None; raises `ValueError` for a file that is none of this version."""
+        """Returns the backup in the directory, or None without one.
+
+        Raises:
+          ValueError: The file is damaged, or is not a backup of this version.
+        """
         try:
             with open(self._path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
                 meta = check.fields("its meta", json.loads(str(file["meta"])))
@@ -245,17 +351,28 @@ class PrivateBackupAndRestore(Callback):
                 _check_meta(meta)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Exception as error:  # Of NumPy and zipfile, which read whatever a file says.
+        except Exception as error:
+            # NumPy and zipfile read whatever a file says, so that the error may be of any type.
             what = " ".join(str(error).split())
             raise ValueError(
-                f"{str(self._path)!r} is not a readable backup ({type(error).__name__}: {what:.200}). Delete it to restart "
-                "the fit; the ledger keeps its spending. No privacy was spent now."
+                f"{str(self._path)!r} is not a readable backup ({type(error).__name__}: "
+                f"{what:.200}). Delete it to restart the fit; the ledger keeps its spending. No "
+                "privacy was spent now."
             ) from error
         if (meta.get("format"), meta.get("version")) != (_FORMAT, _VERSION):
             raise ValueError(
-                f"{str(self._path)!r} is not a backup of version {_VERSION}: pass another backup_dir."
+                f"{str(self._path)!r} is not a backup of version {_VERSION}: pass another "
+                "backup_dir."
             )
         return Backup(meta, arrays, self.backup_dir)
+
+    def _take(self, epoch: int) -> Backup:
+        """Returns the backup of the state before an epoch."""
+        if self._snapshot is None:
+            raise ValueError(
+                "PrivateBackupAndRestore works only with fit of tfp_dpvi's models, one in each fit."
+            )
+        return self._snapshot(epoch)
 
     @property
     def _path(self) -> pathlib.Path:

@@ -1,7 +1,7 @@
 """Exports a SavedModel of functions of released values, with its privacy report and a model card.
 
-The SavedModel is a new `tf.Module` with the traced functions and the variables that they read. It holds no Keras model,
-optimizer, ledger, key or record.
+The SavedModel is a new `tf.Module` with the traced functions and the variables that they read. It
+holds no Keras model, optimizer, ledger, key or record.
 """
 
 from __future__ import annotations
@@ -25,12 +25,27 @@ _EXAMPLES = {"num": "100", "seed": "[1, 2]"}
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFunction:
-    """One signature of an export."""
+    """One signature of an export.
+
+    ```python
+    >>> inputs = {"x": tf.TensorSpec([None], tf.float32)}
+    >>> double = ExportedFunction("double", lambda x: {"twice": 2.0 * x}, inputs, "Doubles x.")
+    >>> double.function(x=tf.ones([2]))["twice"].numpy().tolist()
+    [2.0, 2.0]
+
+    ```
+
+    Attributes:
+      name: The name of the signature.
+      function: Takes tensors by keyword, and returns tensors by name.
+      inputs: The spec of each keyword, with None for the number of records.
+      meaning: One sentence for the model card.
+    """
 
     name: str
-    function: Callable[..., dict[str, tf.Tensor]]  # Takes tensors by keyword.
-    inputs: dict[str, tf.TensorSpec]  # For each keyword, with None for the number of records.
-    meaning: str  # One sentence for the model card.
+    function: Callable[..., dict[str, tf.Tensor]]
+    inputs: dict[str, tf.TensorSpec]
+    meaning: str
 
 
 def write(
@@ -43,8 +58,15 @@ def write(
 ) -> None:
     """Writes an export atomically to a new or empty folder, or over an earlier export.
 
+    Args:
+      path: The folder.
+      functions: The signatures of the SavedModel.
+      report: The privacy report of the released values.
+      title: The title of the model card.
+      overwrite: True replaces an earlier export.
+
     Raises:
-      ValueError: the path is not writable or not free; nothing is changed.
+      ValueError: The path is not writable or not free; nothing is changed.
 
     #### Formal guarantee
 
@@ -57,30 +79,32 @@ def write(
     report = dataclasses.replace(report, dataset_id=None)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # On the same disk, for an atomic rename.
+        # The folder is on the same disk, for an atomic rename.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as beside:
-            made, earlier = pathlib.Path(beside, "model"), pathlib.Path(beside, "earlier")
-            signatures = {one.name: getattr(module, one.name) for one in functions}
+            new = pathlib.Path(beside, "model")
+            earlier = pathlib.Path(beside, "earlier")
+            signatures = {exported.name: getattr(module, exported.name) for exported in functions}
             signatures[SERVED] = signatures[_served(functions)]
-            tf.saved_model.save(module, str(made), signatures=signatures)
-            (made / REPORT).parent.mkdir(exist_ok=True)
-            (made / REPORT).write_text(
+            tf.saved_model.save(module, str(new), signatures=signatures)
+            (new / REPORT).parent.mkdir(exist_ok=True)
+            (new / REPORT).write_text(
                 json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
             )
-            (made / CARD).write_text(
+            (new / CARD).write_text(
                 _card(title, functions, module, report, target.name), encoding="utf-8"
             )
             if overwrite and target.exists():
                 target.rename(earlier)
             try:
-                made.rename(target)
+                new.rename(target)
             except OSError:
                 if earlier.exists():
                     earlier.rename(target)
                 raise
     except AssertionError as error:
         raise ValueError(
-            f"export: the model reads a resource that is no variable, such as a lookup table; an export cannot save it. {error}"
+            "export: the model reads a resource that is no variable, such as a lookup table; an "
+            f"export cannot save it. {error}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(
@@ -92,11 +116,13 @@ def write(
 
 
 def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
-    """Returns a new module with only the traced functions and the variables that they read."""
+    """Returns a new module with the traced functions and the variables that they read."""
     module = tf.Module(name="export")
-    traced = {one.name: _traced(one) for one in functions}
+    traced = {exported.name: _traced(exported) for exported in functions}
     variables = {
-        variable.ref(): variable for one in traced.values() for variable in one.graph.variables
+        variable.ref(): variable
+        for function in traced.values()
+        for variable in function.graph.variables
     }
     module.released = list(variables.values())
     for name, function in traced.items():
@@ -104,16 +130,18 @@ def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
     return module
 
 
-def _traced(one: ExportedFunction) -> tf.types.experimental.ConcreteFunction:
+def _traced(exported: ExportedFunction) -> tf.types.experimental.ConcreteFunction:
     specs = {
-        name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in one.inputs.items()
+        name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
+        for name, spec in exported.inputs.items()
     }
     try:
-        return tf.function(one.function, autograph=False).get_concrete_function(**specs)
+        return tf.function(exported.function, autograph=False).get_concrete_function(**specs)
     except (TypeError, ValueError, NotImplementedError, tf.errors.OpError) as error:
         shown = ", ".join(f"{name} of {_describe(spec)}" for name, spec in specs.items())
         raise ValueError(
-            f"export: {one.name} cannot be traced for {shown}: {type(error).__name__}: {error}.\n"
+            f"export: {exported.name} cannot be traced for {shown}: {type(error).__name__}: "
+            f"{error}.\n"
             "Take shapes that depend on the number of records from tf.shape(x), not from x.shape."
         ) from error
 
@@ -136,17 +164,14 @@ def _check_free(target: pathlib.Path, overwrite: bool) -> None:
 
 
 def _served(functions: Sequence[ExportedFunction]) -> str:
-    names = [one.name for one in functions]
+    names = [exported.name for exported in functions]
     return "predict" if "predict" in names else names[0]
 
 
 def _describe(spec: tf.TensorSpec) -> str:
     shape = ", ".join("n" if size is None else str(size) for size in spec.shape)
-    return (
-        f"{tf.as_dtype(spec.dtype).name} [{shape}]"
-        if spec.shape.rank
-        else f"{tf.as_dtype(spec.dtype).name} scalar"
-    )
+    dtype = tf.as_dtype(spec.dtype).name
+    return f"{dtype} [{shape}]" if spec.shape.rank else f"{dtype} scalar"
 
 
 def _card(
@@ -171,20 +196,25 @@ def _card(
         "| function | arguments | returns |",
         "| --- | --- | --- |",
     ]
-    for one in functions:
-        given = ", ".join(f"`{name}`: {_describe(spec)}" for name, spec in one.inputs.items())
-        outputs = getattr(module, one.name).structured_outputs
+    for exported in functions:
+        arguments = ", ".join(
+            f"`{name}`: {_describe(spec)}" for name, spec in exported.inputs.items()
+        )
+        outputs = getattr(module, exported.name).structured_outputs
         returned = ", ".join(
             f"`{name}`: {_describe(spec)}" for name, spec in sorted(outputs.items())
         )
-        lines.append(f"| `{one.name}` | {given} | {returned} |")
+        lines.append(f"| `{exported.name}` | {arguments} | {returned} |")
     lines.append("")
-    for one in functions:
-        lines += textwrap.wrap(f"* `{one.name}`: {one.meaning}", 118, subsequent_indent="  ")
+    for exported in functions:
+        meaning = f"* `{exported.name}`: {exported.meaning}"
+        lines += textwrap.wrap(meaning, 118, subsequent_indent="  ")
     lines += [
         "",
-        f"Each is also a signature for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. Pass arguments by keyword. The",
-        "folder holds only released values: no record, key or optimizer state. Using it spends no privacy budget.",
+        f"Each is also a signature for TensorFlow Serving; `{SERVED}` is `{_served(functions)}`. "
+        "Pass arguments by keyword. The",
+        "folder holds only released values: no record, key or optimizer state. Using it spends "
+        "no privacy budget.",
         "",
         "## Privacy report",
         "",

@@ -1,8 +1,9 @@
-"""Local latents in a `DPVI` likelihood: summed out, or fitted within the record's own loss, and never released.
+"""Local latents in a `DPVI` likelihood: summed out, or fitted within the record's own loss.
 
-A local latent is no parameter of the prior: released with the shared ones, it would carry its record's own gradient. Each
-function returns a TFP distribution of a record given the shared parameters, for use in `likelihood`. Its density reads no other
-record and no variable, so that `DPVI`'s guarantee is unchanged; it samples from the same model, so that the paired clip
+They are never released. A local latent is no parameter of the prior: released with the shared ones,
+it would carry its record's own gradient. Each function returns a TFP distribution of a record given
+the shared parameters, for use in `likelihood`. Its density reads no other record and no variable,
+so that `DPVI`'s guarantee is unchanged; it samples from the same model, so that the paired clip
 applies.
 """
 
@@ -29,32 +30,47 @@ def quadrature(
     num_points: int = 20,
     dtype: tf.DType | str = "float32",
 ) -> tfd.MixtureSameFamily:
-    """Sums out a standard normal latent of each record by Gauss-Hermite quadrature, as in item response models.
+    """Sums out a standard normal latent of each record by Gauss-Hermite quadrature.
+
+    Item response models have such latents:
 
     ```python
-    def likelihood(params):  # Answers to 20 items: ability z ~ Normal(0, 1) of each person.
-        return dpvi.local.quadrature(
-            lambda z: tfd.Independent(tfd.Bernoulli(logits=params["a"] * (z[:, None] - params["b"])), 1)
-        )
+    >>> def likelihood(params):  # Answers to two items: ability z ~ Normal(0, 1) of each person.
+    ...     def answers(z):
+    ...         return tfd.Bernoulli(logits=params["a"] * (z[:, None] - params["b"]))
+    ...     return quadrature(lambda z: tfd.Independent(answers(z), 1))
+    >>> model = likelihood({"a": tf.ones([2]), "b": tf.zeros([2])})
+    >>> print(f"{model.prob([1, 1]):.3f}")
+    0.293
+
     ```
 
     Args:
-      conditional: `conditional(z)` -> TFP distribution of records given z. Its last batch dimension runs over the points: batch
-        shape [P], or [n, P] if it depends on a batch x of n records. For another mean and scale use `loc + scale * z`.
-      dimension: None for a scalar z, of shape [P]; d for z of shape [P, d]. P is `num_points` to the power of d.
-      num_points: points in each dimension. Exact for polynomials of degree below 2 `num_points`; a likelihood much narrower
-        than the spacing of the points (about 0.5 near 0 for 20) needs more.
-      dtype: float type of the prior.
+      conditional: `conditional(z)` returns a TFP distribution of records given z. Its last batch
+        dimension runs over the points: batch shape [P], or [n, P] if it depends on a batch x of n
+        records. For another mean and scale use `loc + scale * z`.
+      dimension: None for a scalar z, of shape [P]; d for z of shape [P, d]. P is `num_points` to
+        the power of d.
+      num_points: The points in each dimension. Exact for polynomials of degree below 2
+        `num_points`; a likelihood much narrower than the spacing of the points (about 0.5 near 0
+        for 20) needs more.
+      dtype: The float type of the prior.
+
+    Raises:
+      ValueError: There are too many points, or the batch shape of `conditional` does not end with
+        them.
     """
     check.count("num_points", num_points, 1)
     points, weights = np.polynomial.hermite_e.hermegauss(num_points)
     power = 1 if dimension is None else check.count("dimension", dimension, 1)
     if num_points**power > _MOST_POINTS:
         raise ValueError(
-            f"num_points={num_points} in dimension={power}: use fewer than {_MOST_POINTS} points, or Variational."
+            f"num_points={num_points} in dimension={power}: use fewer than {_MOST_POINTS} points, "
+            "or Variational."
         )
     grid = np.array([*itertools.product(points, repeat=power)])
-    logs = np.array([math.fsum(one) for one in itertools.product(np.log(weights), repeat=power)])
+    log_weights = itertools.product(np.log(weights), repeat=power)
+    logs = np.array([math.fsum(point) for point in log_weights])
     z = tf.constant(grid[:, 0] if dimension is None else grid, dtype)
     return _mixture(conditional(z), tf.constant(logs, dtype), len(grid))
 
@@ -65,14 +81,31 @@ def enumeration(
 ) -> tfd.MixtureSameFamily:
     """Sums out discrete latents of each record: classes, hidden nodes of a Bayesian network.
 
+    ```python
+    >>> means = tf.constant([-1.0, 1.0])
+    >>> mixture = enumeration(
+    ...     tfd.Categorical(probs=[0.5, 0.5]), lambda k: tfd.Normal(tf.gather(means, k), 1.0)
+    ... )
+    >>> float(mixture.mean())
+    0.0
+
+    ```
+
     Args:
-      prior: a `tfd.Categorical` or `tfd.Bernoulli` for one latent, or a sequence of independent ones. Its parameters may be
-        shared ones, and may depend on a batch x of n records (batch shape [n]).
-      conditional: `conditional(k, ...)` -> TFP distribution of records given the latents, each an int32 tensor of shape [K] with
-        K the number of combinations; its last batch dimension runs over these, as in `quadrature`.
+      prior: A `tfd.Categorical` or `tfd.Bernoulli` for one latent, or a sequence of independent
+        ones. Its parameters may be shared ones, and may depend on a batch x of n records (batch
+        shape [n]).
+      conditional: `conditional(k, ...)` returns a TFP distribution of records given the latents,
+        each an int32 tensor of shape [K] with K the number of combinations; its last batch
+        dimension runs over these, as in `quadrature`.
+
+    Raises:
+      TypeError: A latent is neither categorical nor Bernoulli.
+      ValueError: There are too many combinations, or the batch shape of `conditional` does not end
+        with them.
     """
     priors = [*prior] if isinstance(prior, Sequence) else [prior]
-    sizes = [_num_values(one) for one in priors]
+    sizes = [_num_values(latent) for latent in priors]
     combinations = math.prod(sizes)
     if combinations > _MOST_POINTS:
         raise ValueError(
@@ -80,9 +113,9 @@ def enumeration(
         )
     values = [tf.constant(part.reshape(-1), tf.int32) for part in np.indices(sizes)]
     logs = []
-    for one, value in zip(priors, values, strict=True):
-        rank = one.batch_shape.rank
-        log_prob = one.log_prob(tf.reshape(tf.cast(value, one.dtype), [-1] + [1] * rank))
+    for latent, value in zip(priors, values, strict=True):
+        rank = latent.batch_shape.rank
+        log_prob = latent.log_prob(tf.reshape(tf.cast(value, latent.dtype), [-1] + [1] * rank))
         logs.append(tf.transpose(log_prob, [*range(1, rank + 1), 0]))
     return _mixture(conditional(*values), functools.reduce(operator.add, logs), combinations)
 
@@ -90,8 +123,9 @@ def enumeration(
 def _mixture(components: tfd.Distribution, logits: tf.Tensor, num: int) -> tfd.MixtureSameFamily:
     if components.batch_shape.rank == 0 or components.batch_shape[-1] != num:
         raise ValueError(
-            f"conditional returned batch shape {components.batch_shape}; its last dimension must run over the {num} values of "
-            "the latent. Use, for instance, x[:, None] * z, and wrap several outcomes in tfd.Independent(..., 1)."
+            f"conditional returned batch shape {components.batch_shape}; its last dimension must "
+            f"run over the {num} values of the latent. Use, for instance, x[:, None] * z, and "
+            "wrap several outcomes in tfd.Independent(..., 1)."
         )
     return tfd.MixtureSameFamily(tfd.Categorical(logits=logits), components)
 
@@ -109,29 +143,41 @@ def _num_values(prior: tfd.Distribution) -> int:
 
 
 class Variational(Derived):
-    """A record with a local latent whose normal factor is fitted within the record's loss (Jälkö et al. 2017, section 3.1).
+    """A record with a local latent whose normal factor is fitted within the record's loss.
 
-    `log_prob` is the record's local evidence lower bound `E_q[log p(y | z) + log p(z) - log q(z)]` with `q = Normal(m, diag(s^2))`.
-    Starting at the prior's mean and scale, `num_steps` natural-gradient steps find m and s for this record and these shared
-    parameters. Gradients in the shared parameters hold the factor fixed. No variable stores it: the record affects only its own
-    clipped gradient.
+    See Jälkö et al. 2017, section 3.1. `log_prob` is the record's local evidence lower bound
+    `E_q[log p(y | z) + log p(z) - log q(z)]` with `q = Normal(m, diag(s^2))`. Starting at the
+    prior's mean and scale, `num_steps` natural-gradient steps find m and s for this record and
+    these shared parameters. Gradients in the shared parameters hold the factor fixed. No variable
+    stores it: the record affects only its own clipped gradient.
+
+    `sample` draws z from the prior and a record given z; `mean` averages over 256 fixed draws of z.
+    Expectations over q use the cubature rule of degree three with 2 d points. For small d,
+    `quadrature` is exact.
 
     ```python
-    def likelihood(params, x):  # A count with a random effect.
-        return dpvi.local.Variational(
-            tfd.Normal(0.0, params["tau"]), lambda z: tfd.Poisson(log_rate=tf.linalg.matvec(x, params["w"]) + z)
-        )
+    >>> def likelihood(params, x):  # A count with a random effect.
+    ...     means = tf.linalg.matvec(x, params["w"])
+    ...     return Variational(
+    ...         tfd.Normal(0.0, params["tau"]), lambda z: tfd.Poisson(log_rate=means + z)
+    ...     )
+    >>> counts = likelihood({"w": tf.zeros([1]), "tau": 0.5}, tf.ones([3, 1]))
+    >>> counts.log_prob([0.0, 1.0, 2.0]).shape
+    TensorShape([3])
+
     ```
 
     Args:
-      prior: distribution of one record's latent on the real line: event shape [] or [d], batch shape [] or [n].
-      conditional: `conditional(z)` -> TFP distribution of records given z of shape [..., n] or [..., n, d], which must broadcast
-        over leading dimensions.
-      num_steps: steps of the inner fit. Each reduces the error to a fifth if the record's posterior is nearly normal.
-      name: name of the ops.
+      prior: The distribution of one record's latent on the real line: event shape [] or [d], batch
+        shape [] or [n].
+      conditional: `conditional(z)` returns a TFP distribution of records given z of shape [..., n]
+        or [..., n, d], which must broadcast over leading dimensions.
+      num_steps: The steps of the inner fit. Each reduces the error to a fifth if the record's
+        posterior is nearly normal.
+      name: The name of the ops.
 
-    `sample` draws z from the prior and a record given z; `mean` averages over 256 fixed draws of z. Expectations over q use the
-    cubature rule of degree three with 2 d points. For small d, `quadrature` is exact.
+    Raises:
+      ValueError: The event shape of the prior is neither [] nor [d].
     """
 
     def __init__(
@@ -148,16 +194,17 @@ class Variational(Derived):
             raise ValueError(
                 f"prior has event shape {prior.event_shape}; a record's latent has shape [] or [d]."
             )
-        self._prior, self._conditional, self._num_steps = prior, conditional, num_steps
-        self._one = conditional(prior.mean())
-        super().__init__(self._one, parameters, name)
+        self._prior, self._conditional = prior, conditional
+        self._num_steps = num_steps
+        self._at_mean = conditional(prior.mean())
+        super().__init__(self._at_mean, parameters, name)
 
     def _batch_shape(self) -> tf.TensorShape:
-        return tf.broadcast_static_shape(self._prior.batch_shape, self._one.batch_shape)
+        return tf.broadcast_static_shape(self._prior.batch_shape, self._at_mean.batch_shape)
 
     def _batch_shape_tensor(self) -> tf.Tensor:
         return tf.broadcast_dynamic_shape(
-            self._prior.batch_shape_tensor(), self._one.batch_shape_tensor()
+            self._prior.batch_shape_tensor(), self._at_mean.batch_shape_tensor()
         )
 
     def _log_prob(self, value: Structure) -> tf.Tensor:
@@ -200,7 +247,8 @@ class Variational(Derived):
                 tape.watch(z)
                 value = log_joint(z)
             gradient = tape.gradient(value, z)
-            curvature = -tf.reduce_mean(gradient * units, axis=0) / scale  # By Stein's identity.
+            # Stein's identity gives the curvature from gradients.
+            curvature = -tf.reduce_mean(gradient * units, axis=0) / scale
             precision = tf.stop_gradient(
                 (1 - rate) * precision + rate * tf.maximum(curvature, least)
             )

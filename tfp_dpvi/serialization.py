@@ -1,4 +1,7 @@
-"""Registered functions, and JSON for values that contain them, in which `model.save` writes priors and likelihoods."""
+"""Registered functions, and JSON for values that contain them.
+
+`model.save` writes priors and likelihoods so.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializabl
 from tfp_dpvi._validate import Unchecked, fields, shown
 
 _LIBRARY = __name__.split(".")[0]
-#: Where values and functions are that files may name: none of these reads files, or imports or calls what it is told to.
+#: Where values and functions are that files may name: none of these reads files, or imports or
+#: calls what it is told to.
 _NAMED_IN_FILES = tuple(
     f"{_LIBRARY}.{part}"
     for part in (
@@ -31,7 +35,8 @@ _NAMED_IN_FILES = tuple(
     )
 )
 _FIX = (
-    'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with arguments: a '
+    'Write it as a function with @dpvi.register("my_name") above it, and pass the function (with '
+    "arguments: a "
     "functools.partial)."
 )
 _Function = TypeVar("_Function")
@@ -40,11 +45,29 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 
 
 def register(name: str) -> Callable[[_Function], _Function]:
-    """Returns a decorator that registers a function, so that a model built with it can be saved and loaded.
+    """Registers a function, so that a model built with it can be saved and loaded.
 
-    `docs/guides/in_keras.md` shows it. The file has names, unique in your program, and arguments; a process that loads it must
-    have registered the same names (usually by importing the same module), or pass `custom_objects`.
-    `dpvi.keras.utils.register_keras_serializable` is equivalent.
+    `docs/guides/in_keras.md` shows it. The file has names, unique in your program, and arguments; a
+    process that loads it must have registered the same names (usually by importing the same
+    module), or pass `custom_objects`. `dpvi.keras.utils.register_keras_serializable` is equivalent.
+
+    ```python
+    >>> @register("doubled")
+    ... def doubled(x):
+    ...     return 2 * x
+    >>> decode(encode(doubled, "likelihood")) is doubled
+    True
+
+    ```
+
+    Args:
+      name: The name.
+
+    Returns:
+      A decorator, which returns the function.
+
+    Raises:
+      TypeError: The name is no string, or empty.
     """
     if not (isinstance(name, str) and name):
         raise TypeError(f'register takes a name, got {name!r}: use @dpvi.register("my_name").')
@@ -52,10 +75,18 @@ def register(name: str) -> Callable[[_Function], _Function]:
 
 
 def encode(value: Any, argument: str) -> Json:
-    """Returns a value as plain JSON, the inverse of `decode`; raises `ValueError` for unsupported values.
+    """Returns a value as plain JSON, the inverse of `decode`.
 
-    Supports numbers, strings, arrays, registered functions and `functools.partial` of them, functions and frozen values of this
-    library, Keras layers and `tf.TensorSpec`; and lists, tuples and dicts of these.
+    Supports numbers, strings, arrays, registered functions and `functools.partial` of them,
+    functions and frozen values of this library, Keras layers and `tf.TensorSpec`; and lists, tuples
+    and dicts of these.
+
+    Args:
+      value: The value.
+      argument: The argument that has it, for messages.
+
+    Raises:
+      ValueError: The value is not supported.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -87,12 +118,13 @@ def encode(value: Any, argument: str) -> Json:
             },
         }
     if isinstance(value, Layer):
-        if functional := [
-            one for one in layers_within(value) if isinstance(one, keras.layers.Lambda)
-        ]:
+        layers = layers_within(value)
+        if functional := [layer for layer in layers if isinstance(layer, keras.layers.Lambda)]:
             raise ValueError(
-                f"{argument} has the layer {functional[0].name!r} ({type(functional[0]).__name__}) with a Python function, whose byte code "
-                f"would run on loading.\nPass {argument} as a function without arguments that builds the model, with "
+                f"{argument} has the layer {functional[0].name!r} "
+                f"({type(functional[0]).__name__}) with a Python function, whose byte code would "
+                f"run on loading.\nPass {argument} as a function without arguments that builds "
+                "the model, with "
                 '@dpvi.register("my_name") above it.'
             )
         return {"keras": keras.utils.serialize_keras_object(value)}
@@ -116,21 +148,23 @@ def encode(value: Any, argument: str) -> Json:
         raise ValueError(
             f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}"
         )
-    # By its type: what it holds may be records.
+    # The message shows the type alone: what the value holds may be records.
     raise ValueError(f"{argument} is {shown(value)}, an object that cannot be saved. {_FIX}")
 
 
 def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
     """Returns the value of `encode`.
 
-    It imports and calls nothing but values and functions of this library, registered functions and Keras layers.
+    It imports and calls nothing but values and functions of this library, registered functions and
+    Keras layers.
 
     Args:
-      config: the JSON that `encode` returned.
-      custom_objects: functions and classes by name, if they are not registered.
+      config: The JSON that `encode` returned.
+      custom_objects: Functions and classes by name, if they are not registered.
 
     Raises:
-      TypeError, ValueError: a name that is not registered in this process, or what `encode` never returns.
+      TypeError, ValueError: A name is not registered in this process, or `encode` never returns
+        such JSON.
     """
     try:
         return _decoded(config, custom_objects)
@@ -138,7 +172,8 @@ def decode(config: Any, custom_objects: dict[str, Any] | None = None) -> Any:
         ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError,
     ) as error:  # fmt: skip
         raise ValueError(
-            f"The file has a value that cannot be read ({type(error).__name__}): it was altered. Use another copy."
+            f"The file has a value that cannot be read ({type(error).__name__}): it was altered. "
+            "Use another copy."
         ) from error
 
 
@@ -172,18 +207,19 @@ def _decoded(config: Any, custom_objects: dict[str, Any] | None) -> Any:
     if "library" in config:
         return _imported(config["library"], inspect.isfunction)
     name = config["function"]
-    found = keras.utils.get_registered_object(name, custom_objects=custom_objects)
-    found = found or (custom_objects or {}).get(name.split(">")[-1])
-    if found is None:
+    function = keras.utils.get_registered_object(name, custom_objects=custom_objects)
+    function = function or (custom_objects or {}).get(name.split(">")[-1])
+    if function is None:
         raise ValueError(
-            f"The file uses the registered function {name!r}, which is not registered in this process: import the module that "
-            f"registers it,\nor pass custom_objects={{{name!r}: the_function}} to load_model."
+            f"The file uses the registered function {name!r}, which is not registered in this "
+            "process: import the module that registers it,\n"
+            f"or pass custom_objects={{{name!r}: the_function}} to load_model."
         )
-    return found
+    return function
 
 
 def is_factory(value: Unchecked) -> bool:
-    """Returns whether a value is a zero-argument factory."""
+    """Returns whether a value is a function that needs no argument."""
     if not isinstance(value, (types.FunctionType, functools.partial)):
         return False
     parameters = inspect.signature(value).parameters.values()
@@ -200,16 +236,20 @@ def _of_library(kind: type | types.FunctionType) -> bool:
 
 
 def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
-    """Returns what `encode` called by its place: a thing that is defined there, not one that is only imported there."""
-    module, _, name = str(place).partition(":")
-    module = _deprecation.MODULES.get(module, module)  # Of a file that an earlier version wrote.
-    place, parts = f"{module}:{name}", name.split(".")
+    """Returns what `encode` called by its place.
+
+    The thing must be defined there, not only imported there.
+    """
+    # An earlier version may have written the file.
+    place = _deprecation.current_place(str(place))
+    module, name = place.split(":", 1)
+    parts = name.split(".")
     if any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES):
         with contextlib.suppress(ImportError, AttributeError):
-            found = functools.reduce(getattr, parts, importlib.import_module(module))
-            if is_kind(found) and f"{found.__module__}:{found.__qualname__}" == place:
-                return found
+            named = functools.reduce(getattr, parts, importlib.import_module(module))
+            if is_kind(named) and f"{named.__module__}:{named.__qualname__}" == place:
+                return named
     raise ValueError(
-        f"The file uses {place!a:.99}, which is not a value or function of {_LIBRARY} that files may name: it was altered. "
-        "Use another copy."
+        f"The file uses {place!a:.99}, which is not a value or function of {_LIBRARY} that files "
+        "may name: it was altered. Use another copy."
     )

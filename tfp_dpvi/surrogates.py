@@ -24,8 +24,8 @@ _vi, _tfb = tfp.experimental.vi, tfp.bijectors
 class _Normal(tfd.Normal):
     """A normal whose seeded draws set the generator's algorithm.
 
-    With TensorFlow's default, which TFP uses, XLA on CPUs mixes the seed again for every number (TensorFlow 2.21: 0.66
-    microseconds each instead of 0.04).
+    With TensorFlow's default, which TFP uses, XLA on CPUs mixes the seed again for every number
+    (TensorFlow 2.21: 0.66 microseconds each instead of 0.04).
     """
 
     def _sample_n(self, n: tf.Tensor, seed: tf.Tensor | int | None = None) -> tf.Tensor:
@@ -39,46 +39,62 @@ class _Normal(tfd.Normal):
 class WishartTriL(tfd.WishartTriL):
     """`tfd.WishartTriL` with a bijector from the real line to all of its support.
 
-    The one of TensorFlow Probability, to 0.25, applies softplus to a factor's diagonal twice, which leaves out entries below
-    log 2 = 0.69: no surrogate would reach them.
+    The one of TensorFlow Probability, to 0.25, applies softplus to a factor's diagonal twice, which
+    leaves out entries below log 2 = 0.69: no surrogate would reach them.
+
+    ```python
+    >>> prior = WishartTriL(5.0, scale_tril=tf.eye(2), input_output_cholesky=True)
+    >>> float(event_bijector(prior)(tf.fill([3], -9.0))[0, 0]) < 0.69
+    True
+
+    ```
     """
 
     def _default_event_space_bijector(self) -> tfp.bijectors.Bijector:
         factor = _tfb.FillScaleTriL(
             diag_shift=tf.constant(1e-5, self.dtype), validate_args=self.validate_args
         )
-        return (
-            factor
-            if self.input_output_cholesky
-            else _tfb.Chain([_tfb.CholeskyOuterProduct(), factor])
-        )
+        if self.input_output_cholesky:
+            return factor
+        return _tfb.Chain([_tfb.CholeskyOuterProduct(), factor])
 
 
 def float_dtype(prior: tfd.Distribution) -> tf.DType:
-    """Returns the one dtype of a prior, float32 or float64, or raises `ValueError`: one dtype runs through a model."""
+    """Returns the one dtype of a prior, float32 or float64: one dtype runs through a model.
+
+    Raises:
+      ValueError: The prior has several dtypes, or another.
+    """
     kinds = {tf.as_dtype(kind) for kind in tf.nest.flatten(prior.dtype)}
     if len(kinds) != 1 or not next(iter(kinds)).is_floating:
         names = ", ".join(sorted(kind.name for kind in kinds))
         raise ValueError(
-            f"prior has parts of dtype {names}; it needs parameters of one floating dtype. Discrete parameters have no "
-            "reparameterised surrogate: sum them out, for instance with tfd.MixtureSameFamily."
+            f"prior has parts of dtype {names}; it needs parameters of one floating dtype. "
+            "Discrete parameters have no reparameterised surrogate: sum them out, for instance "
+            "with tfd.MixtureSameFamily."
         )
     kind = kinds.pop()
     if kind not in (tf.float32, tf.float64):
         raise ValueError(
-            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip (docs/sharp_edges.md): use float32 or float64."
+            f"prior has parts of dtype {kind.name}, whose rounding breaks the clip "
+            "(docs/sharp_edges.md): use float32 or float64."
         )
     return kind
 
 
 def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
-    """Returns the map from the real line to a prior's support, or raises `ValueError`."""
+    """Returns the map from the real line to a prior's support.
+
+    Raises:
+      ValueError: The prior knows none.
+    """
     try:
         return prior.experimental_default_event_space_bijector()
     except NotImplementedError as error:
         raise ValueError(
-            f"prior {prior.name!r} has no bijector from the real line to its support, so no named surrogate matches "
-            "it. Pass a trainable TFP distribution over the same parameters as surrogate_posterior."
+            f"prior {prior.name!r} has no bijector from the real line to its support, so no named "
+            "surrogate matches it. Pass a trainable TFP distribution over the same parameters as "
+            "surrogate_posterior."
         ) from error
 
 
@@ -94,45 +110,57 @@ def _parts(prior: tfd.Distribution) -> Iterator[tfd.Distribution]:
 
 
 def check_prior(prior: tfd.Distribution) -> None:
-    """Raises `ValueError` unless a prior is a single continuous distribution, without a batch shape."""
+    """Refuses a prior that is no single continuous distribution without a batch shape.
+
+    Raises:
+      ValueError: The prior is discrete, has a batch shape, or one of its parts is not supported.
+    """
     float_dtype(prior)
     if any(shape.rank != 0 for shape in _shape_leaves(prior.batch_shape)):
         raise ValueError(
-            f"prior {prior.name!r} has batch shape {prior.batch_shape}, and with it a density for each batch member. Use\n"
+            f"prior {prior.name!r} has batch shape {prior.batch_shape}, and with it a density for "
+            "each batch member. Use\n"
             "tfd.Independent(part, 1) for a batch of rank 1, or tfd.Sample(one, shape)."
         )
     for part in _parts(prior):
         if isinstance(part, tfd.WishartLinearOperator) and not isinstance(part, WishartTriL):
             raise ValueError(
-                f"prior {prior.name!r} has a {type(part).__name__}, whose bijector in TensorFlow Probability leaves out factors with a "
-                "diagonal below 0.69. Use\ndpvi.surrogates.WishartTriL, which takes the arguments of tfd.WishartTriL."
+                f"prior {prior.name!r} has a {type(part).__name__}, whose bijector in TensorFlow "
+                "Probability leaves out factors with a diagonal below 0.69. Use\n"
+                "dpvi.surrogates.WishartTriL, which takes the arguments of tfd.WishartTriL."
             )
     try:
         discrete = prior.experimental_default_event_space_bijector() is None
     except NotImplementedError:
-        return  # A custom surrogate may support it.
-    except AttributeError:  # From TFP's joint bijector, for a part without one.
+        # A custom surrogate may support it.
+        return
+    except AttributeError:
+        # TFP's joint bijector raises so for a part without one.
         discrete = True
     if discrete:
         raise ValueError(
-            f"prior {prior.name!r} is discrete, or has a discrete part, which has no gradient. Sum it out in likelihood, with "
-            "dpvi.local.enumeration or\ntfd.MixtureSameFamily; replace tfd.Empirical by a distribution fitted to its draws."
+            f"prior {prior.name!r} is discrete, or has a discrete part, which has no gradient. "
+            "Sum it out in likelihood, with dpvi.local.enumeration or\n"
+            "tfd.MixtureSameFamily; replace tfd.Empirical by a distribution fitted to its draws."
         )
 
 
 def _start(
-    prior: tfd.Distribution, initial_loc: str | Structure, seed: int | None
-) -> tuple[tf.DType, tfp.bijectors.Bijector, Structure]:
-    """Returns the prior's dtype, its bijector from the real line, and initial values there."""
-    dtype, bijector = float_dtype(prior), event_bijector(prior)
+    prior: tfd.Distribution,
+    bijector: tfp.bijectors.Bijector,
+    initial_loc: str | Structure,
+    seed: int | None,
+) -> Structure:
+    """Returns initial values of the parameters on the real line."""
     if not isinstance(initial_loc, str):
-        return dtype, bijector, bijector.inverse(initial_loc)
+        return bijector.inverse(initial_loc)
     check.one_of("initial_loc", initial_loc, ("zeros", "prior"))
-    # Keep the draw alive: TFP's caches of joint bijectors print errors if it is deleted before its image.
+    # Keep the draw alive: TFP's caches of joint bijectors print errors if it is deleted before its
+    # image.
     draw = prior.sample(seed=_random.tfp_seed(_random.new_key(seed)))
     if initial_loc == "prior":
-        return dtype, bijector, bijector.inverse(draw)
-    return dtype, bijector, tf.nest.map_structure(tf.zeros_like, bijector.inverse(draw))
+        return bijector.inverse(draw)
+    return tf.nest.map_structure(tf.zeros_like, bijector.inverse(draw))
 
 
 def mean_field(
@@ -143,27 +171,52 @@ def mean_field(
     seed: int | None = None,
     name: str = "mean_field",
 ) -> tfd.Distribution:
-    """Builds independent normals on the unconstrained parameters (`build_factored_surrogate_posterior`).
+    """Builds independent normals on the unconstrained parameters.
 
-    Returns a trainable TFP distribution with the structure, event shapes and support of the prior, joint or single. It starts at
-    "zeros" (of the unconstrained space), at a draw from the "prior" (by `seed`), which breaks symmetries as between mixture
-    components, or at values in the prior's support, with the standard deviation `initial_scale` in the unconstrained space.
+    It calls `build_factored_surrogate_posterior`.
+
+    ```python
+    >>> mean_field(tfd.Gamma(2.0, 1.0)).event_shape
+    TensorShape([])
+
+    ```
+
+    Args:
+      prior: A TFP distribution of the parameters, joint or single.
+      initial_loc: "zeros" starts at zero in the unconstrained space; "prior" at a draw from the
+        prior, which breaks symmetries as between mixture components; other values are a point in
+        the prior's support.
+      initial_scale: The initial standard deviation in the unconstrained space.
+      seed: Determines the draw of "prior"; None takes one from the operating system.
+      name: The name of the distribution.
+
+    Returns:
+      A trainable TFP distribution with the structure, event shapes and support of the prior.
+
+    Raises:
+      ValueError: The prior has several dtypes, or no map from the real line to its support.
     """
-    dtype, bijector, start = _start(prior, initial_loc, seed)
+    dtype, bijector = float_dtype(prior), event_bijector(prior)
+    start = _start(prior, bijector, initial_loc, seed)
     scale = np.asarray(initial_scale, dtype.as_numpy_dtype)
     initial = tf.nest.map_structure(lambda loc: {"loc": loc, "scale": scale}, start)
-    settings = {
-        "bijector": bijector,
-        "base_distribution_cls": _Normal,
-        "initial_parameters": initial,
-    }
     return _vi.build_factored_surrogate_posterior(
-        prior.event_shape_tensor(), **settings, dtype=dtype, name=name
+        prior.event_shape_tensor(),
+        bijector=bijector,
+        base_distribution_cls=_Normal,
+        initial_parameters=initial,
+        dtype=dtype,
+        name=name,
     )
 
 
 def flat_bijector(to_support: tfp.bijectors.Bijector, like: Structure) -> tfp.bijectors.Bijector:
-    """Returns the map from a vector of all unconstrained parameters, part after part as `like`, to the parameters."""
+    """Returns the map from a vector of all unconstrained parameters to the parameters.
+
+    Args:
+      to_support: The map from the unconstrained parameters.
+      like: The unconstrained parameters, whose parts follow one another in the vector.
+    """
     shapes = [tuple(part.shape) for part in tf.nest.flatten(like)]
     sizes = [int(np.prod(shape)) for shape in shapes]
     reshaped = [
@@ -191,12 +244,34 @@ def full_rank(
 ) -> tfd.Distribution:
     """Builds a normal with full covariance over all unconstrained parameters.
 
-    Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower triangular: an optimizer's step changes a row relative to its own
-    standard deviation, for every d. Separate entries, as in TFP's builder, would add up the noise of d steps.
+    It starts without correlation. Its scale is `diag(s) (I + U / sqrt(d))` with U strictly lower
+    triangular: an optimizer's step changes a row relative to its own standard deviation, for every
+    d. Separate entries, as in TFP's builder, would add up the noise of d steps.
 
-    Arguments and result as for `mean_field`; it starts without correlation.
+    ```python
+    >>> prior = tfd.Sample(tfd.Normal(0.0, 1.0), 2)
+    >>> len(full_rank(prior).trainable_variables)  # Location, scale and correlation.
+    3
+
+    ```
+
+    Args:
+      prior: A TFP distribution of the parameters, joint or single.
+      initial_loc: "zeros" starts at zero in the unconstrained space; "prior" at a draw from the
+        prior, which breaks symmetries as between mixture components; other values are a point in
+        the prior's support.
+      initial_scale: The initial standard deviation in the unconstrained space.
+      seed: Determines the draw of "prior"; None takes one from the operating system.
+      name: The name of the distribution.
+
+    Returns:
+      A trainable TFP distribution with the structure, event shapes and support of the prior.
+
+    Raises:
+      ValueError: The prior has several dtypes, or no map from the real line to its support.
     """
-    dtype, bijector, start = _start(prior, initial_loc, seed)
+    dtype, bijector = float_dtype(prior), event_bijector(prior)
+    start = _start(prior, bijector, initial_loc, seed)
     flat = tf.concat([tf.reshape(part, [-1]) for part in tf.nest.flatten(start)], axis=0)
     size = int(flat.shape[0])
     loc = tf.Variable(flat, name=f"{name}_loc")
@@ -213,8 +288,8 @@ def full_rank(
             below = tf.pad(tfp.math.fill_triangular(lower), [[1, 0], [0, 1]]) / np.sqrt(size)
             return tf.convert_to_tensor(scale)[:, tf.newaxis] * (below + tf.eye(size, dtype=dtype))
 
-        made = tfp.util.DeferredTensor(lower, tril, shape=[size, size], also_track=scale)
-        root = tf.linalg.LinearOperatorLowerTriangular(made, is_non_singular=True)
+        factor = tfp.util.DeferredTensor(lower, tril, shape=[size, size], also_track=scale)
+        root = tf.linalg.LinearOperatorLowerTriangular(factor, is_non_singular=True)
     steps = [flat_bijector(bijector, start), _tfb.Shift(loc), _tfb.ScaleMatvecLinearOperator(root)]
     base = tfd.Sample(_Normal(tf.zeros([], dtype), tf.ones([], dtype)), sample_shape=[size])
     return tfd.TransformedDistribution(base, _tfb.Chain(steps), name=name)
@@ -223,9 +298,20 @@ def full_rank(
 def asvi(
     prior: tfd.Distribution, *, seed: int | None = None, name: str = "asvi"
 ) -> tfd.Distribution:
-    """Builds an automatic structured surrogate (ASVI, Ambrogioni et al. 2021; `build_asvi_surrogate_posterior`).
+    """Builds an automatic structured surrogate (ASVI, Ambrogioni et al. 2021).
 
-    Arguments and result as for `mean_field`; scales start at 0.1.
+    It calls `build_asvi_surrogate_posterior`; scales start at 0.1.
+
+    Args:
+      prior: A TFP distribution of the parameters, joint or single.
+      seed: Determines the initial values; None takes one from the operating system.
+      name: The name of the distribution.
+
+    Returns:
+      A trainable TFP distribution with the structure, event shapes and support of the prior.
+
+    Raises:
+      ValueError: The prior has several dtypes, or TFP's builder does not know it.
     """
     float_dtype(prior)
     try:
@@ -234,15 +320,15 @@ def asvi(
         )
     except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(
-            f'surrogate_posterior="asvi" does not match prior {prior.name!r}: TFP says {error}. Use "mean_field" or '
-            '"full_rank", or pass a trainable TFP distribution.'
+            f'surrogate_posterior="asvi" does not match prior {prior.name!r}: TFP says {error}. '
+            'Use "mean_field" or "full_rank", or pass a trainable TFP distribution.'
         ) from error
-    # TFP's scales start near the prior's, from which a thousand steps do not bring them down to a posterior's.
+    # TFP's scales start near the prior's, from which a thousand steps do not bring them down to a
+    # posterior's.
     for variable in surrogate.trainable_variables:
         if variable.name.startswith("mean_field_parameter") and "_scale" in variable.name:
-            variable.assign(
-                tf.fill(variable.shape, tfp.math.softplus_inverse(tf.constant(0.1, variable.dtype)))
-            )
+            start = tfp.math.softplus_inverse(tf.constant(0.1, variable.dtype))
+            variable.assign(tf.fill(variable.shape, start))
     return surrogate
 
 
@@ -254,26 +340,36 @@ BUILDERS: dict[str, Callable[..., tfd.Distribution]] = {
 
 
 def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> None:
-    """Raises `ValueError` unless a surrogate is trainable, reparameterised and shaped like the prior."""
+    """Refuses a surrogate that is not trainable, reparameterised and shaped like the prior.
+
+    Args:
+      surrogate: The surrogate posterior.
+      prior: The prior over the same parameters.
+
+    Raises:
+      ValueError: The surrogate does not match.
+    """
     if not surrogate.trainable_variables:
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has no trainable variables: use tfp.experimental.vi or tf.Variable parameters. "
-            "A flow whose networks were never called? Build it first:\nsurrogate.log_prob(surrogate.sample()), or "
-            "event_shape= and conditional_event_shape= of AutoregressiveNetwork."
+            f"surrogate_posterior {surrogate.name!r} has no trainable variables: use "
+            "tfp.experimental.vi or tf.Variable parameters. A flow whose networks were never "
+            "called? Build it first:\nsurrogate.log_prob(surrogate.sample()), or event_shape= and "
+            "conditional_event_shape= of AutoregressiveNetwork."
         )
     if isinstance(surrogate, tfp.experimental.util.DeferredModule):
-        surrogate = (
-            surrogate.copy()
-        )  # A deferred module builds its distribution anew for each attribute.
+        # A deferred module builds its distribution anew for each attribute.
+        surrogate = surrogate.copy()
     batch_shapes = [tf.TensorShape(shape) for shape in _shape_leaves(surrogate.batch_shape)]
     if any(shape.rank != 0 for shape in batch_shapes):
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: use tfd.Independent."
+            f"surrogate_posterior {surrogate.name!r} has batch shape {surrogate.batch_shape}: use "
+            "tfd.Independent."
         )
     kinds = tf.nest.flatten(surrogate.reparameterization_type)
     if any(kind != tfd.FULLY_REPARAMETERIZED for kind in kinds):
         raise ValueError(
-            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised: use transformed normals."
+            f"surrogate_posterior {surrogate.name!r} is not fully reparameterised: use "
+            "transformed normals."
         )
     shapes = _shape_leaves(surrogate.event_shape), _shape_leaves(prior.event_shape)
     try:
@@ -285,11 +381,13 @@ def check_surrogate(surrogate: tfd.Distribution, prior: tfd.Distribution) -> Non
         matching = False
     if not matching:
         raise ValueError(
-            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior {prior.event_shape}: use the same."
+            f"surrogate_posterior has event shape {surrogate.event_shape}, the prior "
+            f"{prior.event_shape}: use the same."
         )
     if float_dtype(surrogate) != float_dtype(prior):
         raise ValueError(
-            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model has one."
+            f"surrogate_posterior has dtype {surrogate.dtype}, the prior {prior.dtype}: a model "
+            "has one."
         )
 
 
@@ -306,7 +404,10 @@ def _shape_leaves(
 
 
 def _distinct_names() -> Callable[..., tf.Variable]:
-    """Returns a variable creator that numbers repeated names, by which weight files and TensorBoard identify variables."""
+    """Returns a variable creator that numbers repeated names.
+
+    Weight files and TensorBoard identify variables by them.
+    """
     seen: collections.Counter[str] = collections.Counter()
 
     def create(next_creator: Callable[..., tf.Variable], **kwargs: object) -> tf.Variable:
@@ -324,7 +425,18 @@ def build(
     *,
     seed: int | None = None,
 ) -> tfd.Distribution:
-    """Returns a trainable, fully reparameterised surrogate posterior that matches the prior, from a name or a distribution."""
+    """Returns a trainable, fully reparameterised surrogate posterior that matches the prior.
+
+    Args:
+      surrogate_posterior: A name of `BUILDERS`, a trainable TFP distribution, or a function of the
+        prior that returns one.
+      prior: A TFP distribution of the parameters.
+      seed: For the builder of a name.
+
+    Raises:
+      TypeError: It is none of these.
+      ValueError: The prior is not supported, or the surrogate does not match it.
+    """
     check_prior(prior)
     if isinstance(surrogate_posterior, str):
         name = check.one_of("surrogate_posterior", surrogate_posterior, BUILDERS)
@@ -332,11 +444,11 @@ def build(
     if isinstance(surrogate_posterior, (types.FunctionType, functools.partial)):
         with tf.variable_creator_scope(_distinct_names()):
             surrogate_posterior = surrogate_posterior(prior)
-    # No isinstance check: TFP's builders return deferred modules, which are no tfd.Distribution.
+    # TFP's builders return deferred modules, which are no `tfd.Distribution`.
     if isinstance(surrogate_posterior, type) or not hasattr(surrogate_posterior, "event_shape"):
         raise TypeError(
-            f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a trainable TFP distribution, got "
-            f"{check.shown(surrogate_posterior)}."
+            f"surrogate_posterior must be a name ({', '.join(map(repr, BUILDERS))}) or a "
+            f"trainable TFP distribution, got {check.shown(surrogate_posterior)}."
         )
     check_surrogate(surrogate_posterior, prior)
     return surrogate_posterior
@@ -344,15 +456,21 @@ def build(
 
 @contextlib.contextmanager
 def without_loop_warnings() -> Iterator[None]:
-    """Hides the warning with which TFP samples automatically batched surrogates ("asvi") in a loop."""
+    """Hides a warning of TFP, while active.
+
+    TFP samples automatically batched surrogates ("asvi") in a loop, with this warning.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Saw Tensor seed")
         yield
 
 
 def draws_together(surrogate: tfd.Distribution) -> bool:
-    """Returns whether a surrogate draws several values at once, with the log densities of single ones."""
-    # More than any dimension, so that shapes do not agree by accident.
+    """Returns whether a surrogate draws several values at once.
+
+    The log densities must be those of single values.
+    """
+    # The number exceeds every dimension, so that shapes do not agree by accident.
     num = 1 + max(
         (size for shape in _shape_leaves(surrogate.event_shape) for size in shape.as_list()),
         default=1,
@@ -377,9 +495,16 @@ def draws_together(surrogate: tfd.Distribution) -> bool:
 def draws_and_log_probs(
     surrogate: tfd.Distribution, num: int, key: tf.Tensor, *, together: bool
 ) -> tuple[Structure, tf.Tensor]:
-    """Returns reparameterised draws, which run over the first dimension, and their log densities, shape [num].
+    """Returns reparameterised draws and their log densities.
 
-    `together` draws all at once, which is traced once, see `draws_together`.
+    Args:
+      surrogate: The surrogate posterior.
+      num: The number of draws.
+      key: Int64 [2], used once.
+      together: True draws all at once, which is traced once; see `draws_together`.
+
+    Returns:
+      The draws, which run over the first dimension, and their log densities, float [num].
     """
     if together:
         with without_loop_warnings():

@@ -220,7 +220,7 @@ class Consortium:
         sock.unlink(missing_ok=True)
         client = ["--socket-group", CLIENTS] if self.separate_users else ["--rehearsal"]
         self._start(
-            f"{name}-worker", sys.executable, "-m", "tfp_dpvi.federated.worker", "--study", "hospitals.study:make_study",
+            f"{name}-worker", sys.executable, "-m", "tfp_dpvi.federated.deployment.worker", "--study", "hospitals.study:make_study",
             "--data", data, "--name", name, "--ledger", self.ledger_of(name), "--epsilon", 3, "--rounds",
             self.rounds, "--socket", sock, *client, user=WORKER, home=home,
         )  # fmt: skip

@@ -54,9 +54,9 @@ def test_p_values_of_samples_are_uniform_or_larger(num, steps, rate):
     for _ in range(300):
         visits = (rng.random((steps, num)) < rate).astype(int)
         counts += [
-            draws._of_dispersion(visits.sum(axis=1), num, rate) < 0.05,
-            draws._of_dispersion(visits.sum(axis=0), steps, rate) < 0.05,
-            draws._of_overlap(visits, rate, variance) < 0.05,
+            draws._dispersion_p_value(visits.sum(axis=1), num, rate) < 0.05,
+            draws._dispersion_p_value(visits.sum(axis=0), steps, rate) < 0.05,
+            draws._overlap_p_value(visits, rate, variance) < 0.05,
         ]
     assert counts.max() <= low
     assert counts[:2].min() > 0
@@ -75,10 +75,10 @@ def test_p_values_of_shifted_noise_are_uniform_or_larger():
     rng = np.random.default_rng(0)
     low = scipy.stats.binom.isf(1e-7, 300, 0.055)
     noise = [[rng.normal(size=(400, 16)) for _ in range(2)] for _ in range(300)]
-    assert sum(draws._of_shifts(runs) < 0.05 for runs in noise) <= low
+    assert sum(draws._shifts_p_value(runs) < 0.05 for runs in noise) <= low
     stream = rng.normal(size=400 * 4 + 16)
     overlapping = np.stack([stream[4 * step : 4 * step + 16] for step in range(400)])
-    assert draws._of_shifts([overlapping, noise[0][0]]) < 1e-9
+    assert draws._shifts_p_value([overlapping, noise[0][0]]) < 1e-9
 
 
 def test_secure_steps_are_audited_as_they_run():

@@ -9,6 +9,7 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.calibrated.clip import ClippedAway
+from tfp_dpvi.gradients import Clip
 from tfp_dpvi.gradients.joint import Released
 
 tfd = tfp.distributions
@@ -135,7 +136,7 @@ def test_a_step_at_the_end_of_the_support_is_left_out():
     step, total = (tf.constant(3), tf.constant(12)), tf.zeros([20], tf.float64)
     for theta, kept in ((0.5, 1), (np.inf, 0)):
         released = Released(tf.ones([]), (tf.ones([1]),), *step, tf.zeros([]), tf.constant([theta]))
-        assert np.count_nonzero(ClippedAway(1.0, 1.0).accumulate(total, released)) == kept
+        assert np.count_nonzero(ClippedAway(Clip(1.0), 1.0).accumulate(total, released)) == kept
 
 
 @pytest.mark.slow

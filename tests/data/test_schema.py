@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import statistics
 
+import tfp_dpvi as dpvi
+from tfp_dpvi import serialization
 from tfp_dpvi.synthetic import (
     Binary,
     Categorical,
     Continuous,
     Integer,
     Layout,
-    Table,
+    Schema,
     group,
     histograms,
 )
@@ -25,7 +27,7 @@ GENERATOR = np.random.default_rng(0)
 
 
 def make_table():
-    return Table(
+    return Schema(
         {
             "age": Integer(17, 90, bins=10),
             "height": Continuous(0.0, 2.5, missing=True),
@@ -105,7 +107,7 @@ def test_data_frames():
 
 def test_pandas_strings_and_missing_integers():
     pandas = pytest.importorskip("pandas")
-    table = Table(
+    table = Schema(
         {
             "a": Categorical(["x", "y"], missing=True),
             "b": Integer(0, 9, missing=True),
@@ -131,7 +133,7 @@ def test_pandas_strings_and_missing_integers():
 
 
 def test_strings_are_as_wide_as_the_public_categories():
-    table = Table({"a": Categorical(["x", "a long one"])})
+    table = Schema({"a": Categorical(["x", "a long one"])})
     data = {"a": np.array(["x", "x"])}
     assert data["a"].dtype == "<U1"
     back = table.decode(np.array([[0], [1]]), Layout.of(data, table), GENERATOR)
@@ -166,7 +168,7 @@ def test_every_integer_has_one_bin_and_comes_back_within_it(lower, width, bins, 
     kind=st.sampled_from(["float32", "float64"]),
 )
 def test_every_number_has_one_bin_and_samples_are_within_the_bounds(lower, width, bins, kind):
-    table = Table({"a": Continuous(lower, lower + width, bins=bins)})
+    table = Schema({"a": Continuous(lower, lower + width, bins=bins)})
     column = table.columns["a"]
     values = np.array([lower, lower + width / 2, column.upper])
     codes = table.encode({"a": values})
@@ -215,7 +217,7 @@ def test_numbers_are_uniform_within_their_bin():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"extra": np.zeros(200)}, r"not in Table, at positions \[7\]"),
+        ({"extra": np.zeros(200)}, r"not in the schema, at positions \[7\]"),
         (
             {"age": np.full(200, 16)},
             r"'age' has values outside its public bounds \[17, 90\] in 200 rows",
@@ -262,7 +264,7 @@ def test_containers_that_are_no_tables():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(np.zeros((2, 2)), columns=["a", "a"])
     with pytest.raises(ValueError, match=r"of the same name, at positions \[1, 2\]"):
-        Table({"a": Continuous(0, 1)}).encode(frame)
+        Schema({"a": Continuous(0, 1)}).encode(frame)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_containers_that_are_no_tables():
 )
 def test_dtypes_that_cannot_hold_what_is_described(column, dtype, named):
     with pytest.raises(ValueError, match=named):
-        Layout.of({"a": np.zeros(3, dtype)}, Table({"a": column}))
+        Layout.of({"a": np.zeros(3, dtype)}, Schema({"a": column}))
 
 
 @pytest.mark.parametrize(
@@ -300,14 +302,50 @@ def test_dtypes_that_cannot_hold_what_is_described(column, dtype, named):
         (lambda: Categorical(["a"]), ValueError, "categories"),
         (lambda: Categorical(["a", "a"]), ValueError, "categories"),
         (lambda: Categorical(["a", None]), ValueError, "missing=True"),
-        (lambda: Table({}), TypeError, "columns"),
-        (lambda: Table({"a": "number"}), TypeError, "column 'a'"),
-        (lambda: Table([("a", Binary())]), TypeError, "columns"),
+        (lambda: Schema({}), TypeError, "columns"),
+        (lambda: Schema({"a": "number"}), TypeError, "column 'a'"),
+        (lambda: Schema([("a", Binary())]), TypeError, "columns"),
     ],
 )
 def test_bad_descriptions(make, error, named):
     with pytest.raises(error, match=named):
         make()
+
+
+def test_a_schema_is_reached_by_each_of_its_names():
+    """`Table` was its name before 0.3."""
+    for module in (dpvi, dpvi.data, dpvi.synthetic):
+        assert module.Schema is Schema
+    assert dpvi.synthetic.Table is Schema
+    for name in ("Binary", "Categorical", "Column", "Continuous", "Date", "Integer", "Layout"):
+        assert getattr(dpvi.data, name) is getattr(dpvi.synthetic, name)
+
+
+def test_saved_values_of_former_names_are_read():
+    """As `TableModel.get_config` of 0.2 wrote them."""
+    saved = {
+        "value": "tfp_dpvi.synthetic.table:Table",
+        "fields": {
+            "columns": {
+                "dict": [
+                    [
+                        "age",
+                        {
+                            "value": "tfp_dpvi.synthetic.columns:Integer",
+                            "fields": {"missing": True, "lower": 0, "upper": 9, "bins": 4},
+                        },
+                    ]
+                ]
+            }
+        },
+    }
+    schema = Schema({"age": Integer(0, 9, bins=4, missing=True)})
+    assert serialization.decode(saved) == schema
+    saved["value"] = "tfp_dpvi.data.schema:Table"
+    assert serialization.decode(saved) == schema
+    written = serialization.encode(schema, "schema")
+    assert written["value"] == "tfp_dpvi.data.schema:Schema"
+    assert serialization.decode(written) == schema
 
 
 def test_descriptions_are_values():
@@ -326,7 +364,7 @@ def test_categories_of_the_records_are_refused_for_numbers():
         ("sex", Binary(), [1, 1, 1]),
     ):
         table, frame = (
-            Table({name: column}),
+            Schema({name: column}),
             pandas.DataFrame({name: pandas.Series(values).astype("category")}),
         )
         with pytest.raises(ValueError, match="dtype category"):

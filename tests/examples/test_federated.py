@@ -13,7 +13,7 @@ import time
 import pytest
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.federated import Terms
+from tfp_dpvi.federated import StudyTerms
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "examples" / "federated"
@@ -39,7 +39,7 @@ def test_the_terms_are_those_of_the_study(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     from hospitals.study import TERMS, make_study
 
-    assert Terms.load(TERMS).identity == make_study().terms.identity
+    assert StudyTerms.load(TERMS).identity == make_study().terms.identity
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_the_consortium_on_loopback(tmp_path, kill):
     taken = sum("hospital1" in each["hospitals"] for each in rounds)
     assert taken < one.rounds if kill else taken == one.rounds
     assert "hospital1" in rounds[-1]["hospitals"]
-    steps = Terms.load(HERE / "hospitals" / "terms.json").local_steps
+    steps = StudyTerms.load(HERE / "hospitals" / "terms.json").local_steps
     for name, least in (("hospital0", len(rounds)), ("hospital1", taken)):
         with dpvi.PrivacyLedger(one.ledger_of(name), read_only=True) as ledger:
             assert ledger.num_releases >= least * steps
@@ -83,7 +83,7 @@ def test_the_consortium_on_loopback(tmp_path, kill):
 _OTHER_CLIENT = """
 import json
 from hospitals import other_app
-from tfp_dpvi.federated.flower import client_app
+from tfp_dpvi.federated.deployment.flower import client_app
 
 def answer(task):
     return json.dumps(other_app.attack({folder!r}, {pid})).encode()
@@ -194,7 +194,7 @@ def test_the_app_on_ray(tmp_path):
         assert output.exists(), done.stdout[-3000:] + done.stderr[-3000:]
         rounds = json.loads(output.read_text())["rounds"]
         assert [len(one["hospitals"]) for one in rounds] == [3, 3, 3]
-        steps = Terms.load(HERE / "hospitals" / "terms.json").local_steps
+        steps = StudyTerms.load(HERE / "hospitals" / "terms.json").local_steps
         ledgers = list(pathlib.Path(short).glob("tfp_dpvi-simulated-*/hospital*.ledger"))
         assert len(ledgers) == 3
         for path in ledgers:

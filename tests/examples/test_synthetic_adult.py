@@ -63,14 +63,14 @@ def test_quick_run(example, tmp_path, capsys):
 
 
 def test_the_description_fits_all_records_and_comes_from_the_code_book(example):
-    table, train, test = example.load()
+    schema, train, test = example.load()
     assert len(train["age"]) == 32561
     assert len(test["age"]) == 16281
     for data in (train, test):
-        assert table.encode(data).shape[1] == 13
+        assert schema.encode(data).shape[1] == 13
     missing = {
-        name: int(np.sum(table.encode(train)[:, place] < 0))
-        for place, name in enumerate(table.names)
+        name: int(np.sum(schema.encode(train)[:, place] < 0))
+        for place, name in enumerate(schema.names)
     }
     assert {name: num for name, num in missing.items() if num} == {
         "workclass": 1836,

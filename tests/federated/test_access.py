@@ -24,14 +24,21 @@ import pytest
 from support import other_app
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.federated import Reply, Server, Synchronous, Terms, worker
-from tfp_dpvi.federated.access import check_private, check_unchangeable, group_id, peer, refusal
-from tfp_dpvi.federated.proxy import WorkerError, ask
-from tfp_dpvi.federated.worker import main, serve
+from tfp_dpvi.federated import Reply, Server, StudyTerms, Synchronous
+from tfp_dpvi.federated.deployment import worker
+from tfp_dpvi.federated.deployment.access import (
+    check_private,
+    check_unchangeable,
+    group_id,
+    peer,
+    refusal,
+)
+from tfp_dpvi.federated.deployment.proxy import WorkerError, ask
+from tfp_dpvi.federated.deployment.worker import main, serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated" / "hospitals"
-TERMS = Terms.load(EXAMPLE / "terms.json")
+TERMS = StudyTerms.load(EXAMPLE / "terms.json")
 # Users and a group without names.
 WORKER, NODE, STRANGER, CLIENTS = 61001, 61002, 61004, 61003
 
@@ -277,7 +284,9 @@ def test_a_worker_does_not_start_on_records_that_others_can_read(command, capsys
 def test_a_worker_does_not_start_on_a_ledger_that_others_can_change(command, capsys, monkeypatch):
     """Nothing is charged, and there is no socket."""
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
-    monkeypatch.setattr("tfp_dpvi.federated.access.check_unchangeable", lambda name, path: None)
+    monkeypatch.setattr(
+        "tfp_dpvi.federated.deployment.access.check_unchangeable", lambda name, path: None
+    )
     dpvi.PrivacyLedger(command["--ledger"]).close()
     command["--ledger"].chmod(0o660)
     assert start(command) == 2
@@ -373,7 +382,7 @@ import ctypes, json, sys, tempfile
 sys.path[:0] = json.loads(sys.argv[1])
 import numpy as np
 import hospitals.study
-import tfp_dpvi.federated.worker as worker
+import tfp_dpvi.federated.deployment.worker as worker
 from support import other_app
 from tfp_dpvi.federated import Server, Synchronous
 
@@ -417,7 +426,7 @@ def test_the_attack_on_a_real_worker(folder):
     command = [sys.executable, "-c", _AS_ANOTHER_USER, code, WORKER, CLIENTS, *options]
     server = Server(TERMS, ["berlin"], Synchronous(rounds=2))
     (task,) = server.due()
-    of_another_study = Terms("another", TERMS.prior)
+    of_another_study = StudyTerms("another", TERMS.prior)
     (foreign,) = Server(of_another_study, ["berlin"], Synchronous()).due()
     (other,) = Server(TERMS, ["munich"], Synchronous()).due()
     refused = [b"\x80\x04pickle", foreign.to_bytes(), other.to_bytes()]

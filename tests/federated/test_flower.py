@@ -14,11 +14,11 @@ flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `f
 
 from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
 
-from tfp_dpvi.federated import Factor, Server, Synchronous, Task, Terms  # noqa: E402
-from tfp_dpvi.federated.flower import FlowerRun, client_app  # noqa: E402
-from tfp_dpvi.federated.proxy import WorkerError, ask  # noqa: E402
+from tfp_dpvi.federated import Factor, Server, StudyTerms, Synchronous, Task  # noqa: E402
+from tfp_dpvi.federated.deployment.flower import FlowerRun, client_app  # noqa: E402
+from tfp_dpvi.federated.deployment.proxy import WorkerError, ask  # noqa: E402
 
-TERMS = Terms("on Flower", prior_of(3, full_rank=True))
+TERMS = StudyTerms("on Flower", prior_of(3, full_rank=True))
 
 
 @pytest.fixture(autouse=True)
@@ -180,10 +180,10 @@ def test_the_client_asks_the_worker_that_its_node_names(tmp_path):
     with pytest.raises(WorkerError, match="does not answer"):
         ask(path, b"task")
     context = types.SimpleNamespace(node_config={"hospital": "h"})
-    from tfp_dpvi.federated import flower
+    from tfp_dpvi.federated.deployment import flower
 
     with pytest.raises(ValueError, match="start the node with"):
-        flower._of_node(context)
+        flower._worker_of_node(context)
 
 
 def test_nothing_is_told_to_anybody():

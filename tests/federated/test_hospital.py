@@ -20,11 +20,13 @@ from tfp_dpvi.federated import (
     Study,
     Synchronous,
     Task,
-    local,
     simulate,
 )
+from tfp_dpvi.federated import (
+    refiner as refiners,
+)
 from tfp_dpvi.federated.hospital import CAVEATS
-from tfp_dpvi.federated.local import LocalModel, Refiner
+from tfp_dpvi.federated.refiner import Family, Refiner
 from tfp_dpvi.privacy import FullBatch
 
 tfd = tfp.distributions
@@ -84,7 +86,7 @@ def test_ten_rounds_are_one_trace_one_calibration_and_one_entry(study, refiner):
         for task in server.due():
             assert server.receive("a", one.answer(task.to_bytes()))
             epsilons.append(server.epsilon["a"])
-    assert (len(refiner.compiled._made), one.num_calibrations) == (1, 1)
+    assert (len(refiner.compiled._traced), one.num_calibrations) == (1, 1)
     (entry,) = one.ledger.entries
     assert entry.steps == 30
     assert len(server.history) == 10
@@ -171,7 +173,7 @@ def test_noise_is_fresh_where_a_round_is_run_again_from_the_same_state(study, re
     """C10: a forked copy of a hospital continues the count of steps of its twin; their keys differ."""
     one, changes = hospital(study, refiner), []
     for request in "rs":
-        refiner._done = 7
+        refiner._num_steps = 7
         reply = Reply.from_bytes(one.answer(task_of(study, request).to_bytes()), study.terms)
         changes.append(reply.change.shift)
     assert np.all(changes[0] != changes[1])
@@ -233,6 +235,88 @@ def test_epsilon_and_noise_exclude_each_other(study, refiner):
         hospital(study, refiner, epsilon=None)
 
 
+def test_the_hospitals_seed_decides_whether_noise_repeats(study, refiner):
+    """A refiner holds no seed, so a ledger cannot call repeatable noise unseeded."""
+    with pytest.raises(TypeError, match="seed"):
+        Refiner(study, seed=1)
+    changes, seeded = [], []
+    for seed in (None, None, 1, 1, 2):
+        one = hospital(study, refiner, seed=seed)
+        refiner._num_steps = 0
+        changes.append(one.refine(task_of(study)).change.shift)
+        (entry,) = one.ledger.entries
+        seeded.append(entry.seeded)
+    assert seeded == [False, False, True, True, True]
+    np.testing.assert_array_equal(changes[2], changes[3])
+    for first, second in ((0, 1), (0, 2), (2, 4)):
+        assert np.all(changes[first] != changes[second])
+
+
+class Rows:
+    """A source of rows, as `fit` streams them."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __len__(self):
+        return len(self.array)
+
+    def __getitem__(self, rows):
+        return self.array[rows]
+
+
+def test_records_that_are_not_in_memory_are_refused():
+    """Streamed ones were charged for, and none entered a step: all rows were padding."""
+    x, y = records()
+    study = Study(prior(), likelihood, adam(), local_steps=3, batch_size=10)
+    ledger = dpvi.PrivacyLedger()
+    for source in (Rows(x), tf.data.Dataset.from_tensor_slices(x)):
+        with pytest.raises(ValueError, match=r"x or y is read from its source .*: pass arrays"):
+            Hospital(study, source, y, name="a", epsilon=1.0, ledger=ledger)
+    assert ledger.entries == ()
+
+
+def test_an_optimizer_with_noise_of_its_own_is_refused():
+    with pytest.raises(ValueError, match=r"^optimizer of the study has .*: leave noise_multi"):
+        Refiner(Study(prior(), likelihood, adam(noise=1.0)))
+
+
+def test_an_outcome_that_the_likelihood_does_not_take_is_refused(study, refiner):
+    x, _ = records()
+    with pytest.raises(ValueError, match=r"takes \(params, x\), for y; pass y"):
+        refiner.data(x, None, None)
+    whole = Refiner(Study(tfd.Normal(0.0, 1.0), lambda params: tfd.Normal(params, 1.0), adam()))
+    with pytest.raises(ValueError, match=r"takes \(params\), for whole records; leave y out"):
+        whole.data(x[:, 0], x[:, 0], None)
+
+
+# ------------------------------------------------------------------------------------------ references
+
+# Changes of a hospital's second round (shift, then precision) in version 0.2, when the local model
+# was a subclass of `DPVI`.
+CHANGES = {
+    ("mean_field", "flat"): ([17.6891217, 11.7441888], [70.5404797, 81.6224556]),
+    ("full_rank", "paired"): (
+        [17.0353427, -0.9864968],
+        [[102.628898, -51.5008887], [-51.5008887, 80.4369327]],
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "clipping"), CHANGES)
+def test_a_seeded_local_fit_is_that_of_a_model_which_inherited(family, clipping):
+    study = Study(
+        prior(), likelihood, adam(), local_steps=3, family=family, clipping=clipping, batch_size=10
+    )
+    one, start = hospital(study, Refiner(study), seed=5), study.terms.prior
+    first = one.refine(task_of(study)).change ** 0.05
+    task = task_of(study, "s", 1, posterior=start * first, cavity=start)
+    change = one.refine(task).change
+    wanted_shift, wanted_precision = CHANGES[family, clipping]
+    np.testing.assert_allclose(change.shift, wanted_shift, rtol=1e-4)
+    np.testing.assert_allclose(change.precision, wanted_precision, rtol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------ replay, inside the worker
 
 
@@ -272,7 +356,7 @@ def test_neighbours_inside_the_worker(family, clipping):
 def test_the_divergence_to_a_cavity(family):
     """Differences over q are those of KL between dense normals; an improper cavity is no obstacle."""
     study = Study(prior(), likelihood, adam(), family=family, initial_stddev=10.0)
-    model, rng = LocalModel(study), np.random.default_rng(0)
+    normals, rng = Family(study), np.random.default_rng(0)
     full = family == "full_rank"
 
     def some():
@@ -294,24 +378,22 @@ def test_the_divergence_to_a_cavity(family):
     cavity, found, wanted = some(), [], []
     for _ in range(4):
         q = some()
-        model.family.start(q, cavity)
-        np.testing.assert_allclose(model.family.factor().mean, q.mean, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(
-            model.family.factor().covariance, q.covariance, rtol=1e-4, atol=1e-5
-        )
-        found.append(float(model.family.divergence()))
+        normals.start(q, cavity)
+        np.testing.assert_allclose(normals.factor().mean, q.mean, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(normals.factor().covariance, q.covariance, rtol=1e-4, atol=1e-5)
+        found.append(float(normals.divergence()))
         wanted.append(float(exact(q, cavity)))
     np.testing.assert_allclose(np.diff(found), np.diff(wanted), rtol=1e-3, atol=1e-3)
-    model.family.start(some(), Factor.one(WIDTH, full_rank=full) / cavity)
-    assert np.isfinite(float(model.family.divergence()))
+    normals.start(some(), Factor.one(WIDTH, full_rank=full) / cavity)
+    assert np.isfinite(float(normals.divergence()))
 
 
 def test_mean_field_cannot_pass_the_floor():
     """Precisions stay above half of the prior's, however far the variables go."""
-    model = LocalModel(Study(prior(), likelihood, adam()))
-    for variable in model.trainable_variables:
+    normals = Family(Study(prior(), likelihood, adam()))
+    for variable in normals.variables:
         variable.assign(1e3 * tf.ones_like(variable))
-    assert np.all(model.family.factor().precision >= 0.5 * 0.25 * (1 - 1e-6))
+    assert np.all(normals.factor().precision >= 0.5 * 0.25 * (1 - 1e-6))
 
 
 # ------------------------------------------------------------------------------------------ the whole
@@ -390,7 +472,7 @@ def test_a_nearly_singular_posterior_ends_no_worker(study, refiner, monkeypatch)
     def singular(posterior, cavity):
         raise np.linalg.LinAlgError("Matrix is not positive definite")
 
-    monkeypatch.setattr(refiner._model.family, "start", singular)
+    monkeypatch.setattr(refiner.family, "start", singular)
     reply = Reply.from_bytes(
         hospital(study, refiner).answer(task_of(study).to_bytes()), study.terms
     )
@@ -420,7 +502,7 @@ def changes_of(one, refiner, keys, monkeypatch):
     """The changes of a round from one state, under keys of AES."""
     changes = []
     for number, key in enumerate(keys):
-        refiner._done = 7
+        refiner._num_steps = 7
         monkeypatch.setattr(_keystream, "new_key", lambda key=key: key)
         reply = Reply.from_bytes(
             one.answer(task_of(one.study, str(number)).to_bytes()), one.study.terms
@@ -434,7 +516,7 @@ def test_a_secure_round_is_a_function_of_its_words(monkeypatch):
     """C10: no key of the default generators is drawn. Plan, report, reply and server say so; each round has new words."""
     study = Study(prior(), likelihood, adam(), local_steps=3, batch_size=10)
     refiner = Refiner(study)
-    monkeypatch.setattr(local, "new_key", lambda *_: pytest.fail("a default key was drawn"))
+    monkeypatch.setattr(refiners, "new_key", lambda *_: pytest.fail("a default key was drawn"))
     one = hospital(study, refiner, rounds=9, randomness="secure")
     keys = [tapes.KEY, tapes.KEY, bytes(32)]
     first, again, other = changes_of(one, refiner, keys, monkeypatch)

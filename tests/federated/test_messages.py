@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from support.federation import answer, prior_of
 
-from tfp_dpvi.federated import Factor, MessageError, Reply, Server, Synchronous, Task, Terms
+from tfp_dpvi.federated import Factor, MessageError, Reply, Server, StudyTerms, Synchronous, Task
 
-TERMS = Terms("study", prior_of(3, full_rank=True), most_change=1e4)
+TERMS = StudyTerms("study", prior_of(3, full_rank=True), most_change=1e4)
 ONE = Factor.one(3, full_rank=True)
 
 
@@ -176,6 +176,6 @@ def test_a_bad_task_is_refused(make, says):
 
 def test_terms_are_kept_in_a_file(tmp_path):
     TERMS.save(tmp_path / "terms.json")
-    again = Terms.load(tmp_path / "terms.json")
+    again = StudyTerms.load(tmp_path / "terms.json")
     assert again.identity == TERMS.identity
-    assert Terms("other", TERMS.prior).identity != TERMS.identity
+    assert StudyTerms("other", TERMS.prior).identity != TERMS.identity

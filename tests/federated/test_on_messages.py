@@ -10,8 +10,8 @@ import tfp_dpvi as dpvi
 from tfp_dpvi import _keystream, _random
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.federated import Factor, MessageHospital, Study, Task
-from tfp_dpvi.federated.local import Refiner
 from tfp_dpvi.federated.on_messages import assign, divide, shard_size
+from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.privacy import Sensitivity
 
 tfd = tfp.distributions
@@ -42,7 +42,7 @@ def make_study(**settings):
 @pytest.fixture(scope="module")
 def made():
     study = make_study(num_shards=2, num_hospitals=10**4)
-    return study, Refiner(study, seed=3)
+    return study, Refiner(study)
 
 
 def records(num=20, seed=0):
@@ -78,9 +78,9 @@ def test_neighbours_on_messages(made):
     moved = []
 
     def sums(x, y, keep):
-        """The message before noise, with the draws of a seeded refiner: equal for equal arguments."""
-        refiner._done = 0
-        one = MessageHospital(study, x, y, name="a", epsilon=1.0, rounds=1, refiner=refiner)
+        """The message before noise, with the draws of a seed: equal for equal arguments."""
+        refiner._num_steps = 0
+        one = MessageHospital(study, x, y, name="a", epsilon=1.0, rounds=1, refiner=refiner, seed=3)
         size = shard_size(len(x), 2)
         shards = np.arange(len(x)) % 2  # As they fell; the same for neighbours.
         parts = divide(x, y, np.where(keep, shards, -1), 2, size)
@@ -109,15 +109,15 @@ def test_no_record_decides_whether_there_is_an_answer():
         prior, lambda p: tfd.Normal(p["w"], 1.0), silent, privacy="messages",
         num_shards=2, num_hospitals=10**4, local_steps=4, message_clip=CLIP,
     )  # fmt: skip
-    x, refiner, others = np.zeros(20, "float32"), Refiner(study, seed=1), []
+    x, refiner, others = np.zeros(20, "float32"), Refiner(study), []
     for value in (0.0, 1e12, 3e38):  # Also where the squares of float32 overflow.
         x[0] = value
-        one = MessageHospital(study, x, name="a", epsilon=1.0, rounds=1, refiner=refiner)
+        one = MessageHospital(study, x, name="a", epsilon=1.0, rounds=1, refiner=refiner, seed=1)
         assert one._clipped_sum(task_of(study)).norm <= 2.0 * CLIP
         assert one.refine(task_of(study)).change is not None
-        refiner._done, prior = 0, study.terms.prior
+        refiner._num_steps, prior = 0, study.terms.prior
         tensors = refiner.data(**other_shard(x), num_records=20).tensors
-        others.append(refiner.refine(prior, prior, one._mechanism, tensors).shift)
+        others.append(refiner.refine(prior, prior, one._mechanism, tensors, 1).shift)
     np.testing.assert_array_equal(others[1:], others[:1] * 2)
 
 
@@ -222,7 +222,7 @@ def test_shards_are_the_operating_systems(monkeypatch):
 
 
 def test_local_steps_behind_a_message_can_be_secure_too(made, monkeypatch):
-    """C10: the refiner's own seed is not used; the same words make the same sum, and others another one."""
+    """C10: the same words make the same sum, and others another one."""
     study, refiner = made
     monkeypatch.setattr(_random, "entropy", bytes)  # The same shards.
     settings = {"name": "a", "epsilon": 1.0, "rounds": 1, "refiner": refiner}
@@ -230,7 +230,7 @@ def test_local_steps_behind_a_message_can_be_secure_too(made, monkeypatch):
     assert one._plan.randomness == "secure"
     sums = []
     for byte in (b"a", b"a", b"b"):
-        refiner._done = 0
+        refiner._num_steps = 0
         monkeypatch.setattr(_keystream, "new_key", lambda byte=byte: 32 * byte)
         sums.append(one._clipped_sum(task_of(study)).shift)
     np.testing.assert_array_equal(sums[0], sums[1])

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from support.federation import ExactWorker, answer, federation, play, prior_of, regression
 
-from tfp_dpvi.federated import Asynchronous, Factor, Sequential, Server, Synchronous, Task, Terms
+from tfp_dpvi.federated import (
+    Asynchronous,
+    Factor,
+    Sequential,
+    Server,
+    StudyTerms,
+    Synchronous,
+    Task,
+)
 
 
 def distance(server, pooled):
@@ -86,7 +94,7 @@ def test_a_mutation_is_caught(broken):
 def test_posterior_is_always_prior_times_factors():
     """Checks it for arbitrary changes, and with a guard that bites."""
     rng = np.random.default_rng(0)
-    terms = Terms("wild", prior_of(3, full_rank=True))
+    terms = StudyTerms("wild", prior_of(3, full_rank=True))
 
     class Wild:
         def refine(self, task):
@@ -115,7 +123,7 @@ def test_a_lost_hospital_costs_one_wait_and_a_late_one_starts_at_one():
     workers = {
         f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))
     }
-    terms = Terms("lossy", prior_of(3, full_rank=True))
+    terms = StudyTerms("lossy", prior_of(3, full_rank=True))
     server = Server(terms, ["h0", "h1", "h2"], Synchronous(rounds=4, damping=1.0))
     for number in range(4):
         tasks = server.due()
@@ -141,7 +149,7 @@ def test_a_lost_hospital_costs_one_wait_and_a_late_one_starts_at_one():
 
 
 def test_sequential_asks_one_at_a_time():
-    terms = Terms("order", prior_of(3, full_rank=True))
+    terms = StudyTerms("order", prior_of(3, full_rank=True))
     one = Factor.one(3, full_rank=True)
     server, order = Server(terms, ["a", "b"], Sequential(rounds=2)), []
     while not server.finished:
@@ -154,7 +162,7 @@ def test_sequential_asks_one_at_a_time():
 
 def test_an_asynchronous_study_keeps_the_rounds_of_a_hospital_that_is_away():
     """Its node may report a failure at once, again and again: it is asked at most `most_ahead` times more than the others."""
-    terms, one = Terms("away", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
+    terms, one = StudyTerms("away", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
     server, asked = Server(terms, ["away", "here"], Asynchronous(rounds=9)), {"away": 0, "here": 0}
     while asked["here"] < 6:
         for task in (tasks := server.due()):
@@ -169,7 +177,7 @@ def test_an_asynchronous_study_keeps_the_rounds_of_a_hospital_that_is_away():
 
 def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that_is_away():
     """Else the slow ones' last changes come when the quick ones' rounds are over, and no one corrects them."""
-    terms, one = Terms("ahead", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
+    terms, one = StudyTerms("ahead", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
     server = Server(terms, ["slow", "quick"], Asynchronous(rounds=9, most_ahead=2))
     slow, quick = server.due()
     for _ in range(2):
@@ -195,7 +203,7 @@ def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that
 
 
 def test_however_many_hospitals_there_are_no_change_of_one_that_answers_is_refused():
-    terms, one = Terms("many", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
+    terms, one = StudyTerms("many", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
     server, order = (
         Server(terms, [f"h{number}" for number in range(200)], Asynchronous(rounds=2)),
         [],
@@ -208,7 +216,7 @@ def test_however_many_hospitals_there_are_no_change_of_one_that_answers_is_refus
 
 
 def test_a_hospital_that_joins_starts_in_the_round_of_those_that_answer():
-    terms, one = Terms("joins", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
+    terms, one = StudyTerms("joins", prior_of(3, full_rank=True)), Factor.one(3, full_rank=True)
     server = Server(terms, ["gone", "here"], Asynchronous(rounds=9))
     gone, here = server.due()
     server.give_up(gone.request)
@@ -220,7 +228,7 @@ def test_a_hospital_that_joins_starts_in_the_round_of_those_that_answer():
 
 
 def test_a_hospital_that_declines_is_not_asked_again():
-    terms = Terms("short", prior_of(3, full_rank=True))
+    terms = StudyTerms("short", prior_of(3, full_rank=True))
     server = Server(terms, ["a", "b"], Synchronous(rounds=3))
     a, b = server.due()
     assert server.receive("a", answer(a, None, reason="the budget is spent"))
@@ -231,7 +239,7 @@ def test_a_hospital_that_declines_is_not_asked_again():
 
 def test_the_prior_is_refined_for_free():
     """A prior that is not normal is a factor of its own, which the server replaces after each update."""
-    terms = Terms("site", prior_of(3, full_rank=False))
+    terms = StudyTerms("site", prior_of(3, full_rank=False))
     wanted = Factor(np.ones(3), np.full(3, 0.3))
     server = Server(
         terms, ["a"], Synchronous(rounds=1), refine_prior=lambda cavity, present: wanted
@@ -252,7 +260,7 @@ def moved_by(changes, schedule):
     `(shift, factor of the precision)`, sent in turn.
     """
     prior = Factor(np.zeros(2), np.full(2, 1e-6))
-    terms = Terms("moves", prior, most_change=1e9)
+    terms = StudyTerms("moves", prior, most_change=1e9)
     server = Server(terms, ["a", "b"], schedule)
     for number, task in enumerate(turns(server)):
         if number < 2:
@@ -306,7 +314,10 @@ def test_a_study_that_still_moves_at_its_end_says_so(schedule, changes, says, ca
 
 def test_a_round_is_one_of_the_hospitals_that_still_answer():
     """One that left in the first round does not make the last round as long as the study."""
-    terms, moves = Terms("gone", prior_of(3, full_rank=True)), Factor(np.ones(3), 99.0 * np.eye(3))
+    terms, moves = (
+        StudyTerms("gone", prior_of(3, full_rank=True)),
+        Factor(np.ones(3), 99.0 * np.eye(3)),
+    )
     stays = Factor.one(3, full_rank=True)
     server = Server(
         terms, ["gone", "here", "spent"], Asynchronous(rounds=6, damping=1.0, decay=1.0)
@@ -325,8 +336,8 @@ def test_a_round_is_one_of_the_hospitals_that_still_answer():
 def test_a_server_needs_no_tensorflow():
     code = (
         "import sys, numpy as np\n"
-        "from tfp_dpvi.federated import Factor, Reply, Server, Synchronous, Terms\n"
-        "terms = Terms('s', Factor(np.zeros(2), np.ones(2)))\n"
+        "from tfp_dpvi.federated import Factor, Reply, Server, Synchronous, StudyTerms\n"
+        "terms = StudyTerms('s', Factor(np.zeros(2), np.ones(2)))\n"
         "server = Server(terms, ['a'], Synchronous())\n"
         "task, = server.due()\n"
         "reply = Reply(task.study, 'a', task.request, 0, Factor.one(2, full_rank=False), 1.0, 1e-5)\n"

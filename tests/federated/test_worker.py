@@ -16,13 +16,13 @@ import pytest
 from support.federation import answer
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.federated import Factor, MessageError, Server, Synchronous, Terms
-from tfp_dpvi.federated.proxy import WorkerError, ask
-from tfp_dpvi.federated.worker import serve
+from tfp_dpvi.federated import Factor, MessageError, Server, StudyTerms, Synchronous
+from tfp_dpvi.federated.deployment.proxy import WorkerError, ask
+from tfp_dpvi.federated.deployment.worker import serve
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated"
-TERMS = Terms.load(EXAMPLE / "hospitals" / "terms.json")
+TERMS = StudyTerms.load(EXAMPLE / "hospitals" / "terms.json")
 STEPS = TERMS.local_steps
 
 
@@ -43,7 +43,7 @@ class Worker:
         command = [
             sys.executable,
             "-m",
-            "tfp_dpvi.federated.worker",
+            "tfp_dpvi.federated.deployment.worker",
             "--study",
             "hospitals.study:make_study",
         ]

@@ -54,7 +54,7 @@ def summed(parts, assignment, mask, clip, *, static=False, size=N):
             tf.constant(assignment, tf.int32),
             tf.constant(mask),
             num_groups=GROUPS,
-            clip=Clip(clip),
+            group_clip=Clip(clip),
             expected_batch_size=size,
             static=static,
         )
@@ -132,7 +132,7 @@ def test_gradients_that_cancel_within_a_group_stay_under_the_clip():
             tf.zeros([2], tf.int32),
             tf.ones([2], tf.bool),
             num_groups=1,
-            clip=Clip(1.0),
+            group_clip=Clip(1.0),
             expected_batch_size=2.0,
             static=False,
         )
@@ -140,14 +140,14 @@ def test_gradients_that_cancel_within_a_group_stay_under_the_clip():
 
 
 def clipped_to_one(part, records):
-    """The length of one group's clipped gradient at C2 = 1, in float64."""
+    """The length of one group's clipped gradient with a group_clip of 1, in float64."""
     found = groups.clipped_group_sum(
         [part],
         [tf.zeros(part.shape)],
         tf.zeros([records], tf.int32),
         tf.ones([records], tf.bool),
         num_groups=1,
-        clip=Clip(1.0),
+        group_clip=Clip(1.0),
         expected_batch_size=2.0,
         static=False,
     )
@@ -166,11 +166,11 @@ def test_many_rows_of_a_table_are_not_clipped_for_rounding(records, positions):
 def test_a_row_out_of_range_is_nobodys():
     """GPUs read zeros there; it must not be the next group's first row."""
     part = Lookup((3, 2), tf.constant([[3], [-1]]), tf.ones([2, 1, 2]))
-    of_groups = part.of_groups(
+    grouped = part.by_groups(
         groups.members_of(tf.constant([0, 1]), tf.constant([True, True]), 2, 2.0)
     )
-    np.testing.assert_array_equal(of_groups.materialize().values, 0.0)
-    np.testing.assert_array_equal(of_groups.weighted_sum(tf.ones([2])), np.zeros([3, 2]))
+    np.testing.assert_array_equal(grouped.materialize().values, 0.0)
+    np.testing.assert_array_equal(grouped.weighted_sum(tf.ones([2])), np.zeros([3, 2]))
 
 
 def test_infinite_factors_never_have_a_small_norm():

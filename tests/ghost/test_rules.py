@@ -129,7 +129,7 @@ def test_the_bound_of_a_dense_layer_is_tight_over_many_places():
     exact = np.square(np.einsum("ntk,ntd->nkd", left, right, optimize=True).astype("float64")).sum(
         axis=(1, 2)
     )
-    part = Outer.of_cheaper_form((1000, 1000), tf.constant(left), tf.constant(right))
+    part = Outer.cheaper_form((1000, 1000), tf.constant(left), tf.constant(right))
     assert isinstance(part, Outer)
     assert (part.squared_norms().numpy() >= exact).all()
     assert (part.squared_norms().numpy() <= exact * 1.05).all()

@@ -105,6 +105,13 @@ def test_what_is_no_clip_is_refused(arguments, message):
         Clip(*arguments)
 
 
+def test_an_infinite_bound_is_off():
+    assert Clip(float("inf")).is_off
+    assert Clip(float("inf")).unit == 1.0
+    assert not Clip(2.0).is_off
+    assert Clip(2.0).unit == 2.0
+
+
 def test_a_name_is_taken_once(registered):
     with pytest.raises(ValueError, match="name='flat' is registered already"):
         register_clipping("flat", quantized)

@@ -154,7 +154,7 @@ def published(
         "report": model.privacy_report().to_json(),
         "ledger": charged,
         "config": {k: v for k, v in config["config"].items() if k != "books"},
-        "plan": config["config"]["books"]["plan"],
+        "plan": config["config"]["privacy"]["plan"],
         "posterior": model.posterior.sample(3, seed=(0, 1)).numpy().tolist(),
         "weights": [value.tolist() for value in model.get_weights()],
         "card": (directory / "exported" / "README.md").read_text(),

@@ -154,7 +154,7 @@ MODELS = {
 
 @pytest.mark.slow  # The synthesizer itself in `test_synthesizer.py`.
 def test_a_synthesizers_model_round_trips(tmp_path):
-    table = dpvi.synthetic.Table(
+    table = dpvi.Schema(
         {
             "age": dpvi.synthetic.Integer(0, 9, bins=[3, 6], missing=True),
             "pay": dpvi.synthetic.Continuous(0.0, 1.0, bins=4),

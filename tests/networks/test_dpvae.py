@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import weakref
@@ -410,6 +411,23 @@ def test_integer_records_and_embeddings():
     )  # fmt: skip
     model = fitted(make(encoder, decoder), ids, batch_size=10)
     assert model.sample_predictive(6).shape == (6, 3)
+
+
+def test_the_networks_are_a_value_that_follows_the_settings():
+    """A step that was traced keeps the value that it read; the next one reads the new settings."""
+    model = linear()
+    before = model.autoencoder
+    model.beta = 3.0
+    after = model.autoencoder
+    assert (before.beta, after.beta) == (1.0, 3.0)
+    assert before.encoder is after.encoder is model.encoder
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        after.beta = 2.0
+
+
+@pytest.mark.parametrize("how", [{"jit_compile": True}, {"run_eagerly": True}, {}])
+def test_shapes_are_static_where_compile_says_so(how):
+    assert compiled(linear(), **how).static_shapes is bool(how)
 
 
 # ---------------------------------------------------------------------- bad input

@@ -22,7 +22,7 @@ from tfp_dpvi.privacy import (
 from tfp_dpvi.privacy.__main__ import main
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.planner import plan_privacy
-from tfp_dpvi.privacy.report_text import plain_words, up
+from tfp_dpvi.privacy.report import plain_words, up
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASE = ["plan", "--records", "48842", "--batch-size", "256", "--delta", "1e-5"]

@@ -25,7 +25,7 @@ from tfp_dpvi.privacy import (
     Sensitivity,
     termwise_noise,
 )
-from tfp_dpvi.privacy.report_text import down, up
+from tfp_dpvi.privacy.report import down, up
 
 PLAN = PrivacyPlan(PoissonSampling(0.01), 1.0, 1000, l2_norm_clip=1.5, num_records=10_000)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tfp_dpvi.federated import Factor, Reply, Server, Synchronous, Task, Terms
+from tfp_dpvi.federated import Factor, Reply, Server, StudyTerms, Synchronous, Task
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 
 
@@ -65,7 +65,7 @@ def federation(
 ):
     """Returns the server at the end of a study of exact workers, its terms, and the pooled posterior in closed form."""
     x, y = regression(num_hospitals, width=width, seed=seed, correlation=correlation)
-    terms = Terms("regression", prior_of(width, full_rank=full_rank))
+    terms = StudyTerms("regression", prior_of(width, full_rank=full_rank))
     workers = {
         f"h{number}": ExactWorker(*both) for number, both in enumerate(zip(x, y, strict=True))
     }
@@ -124,7 +124,7 @@ def private_study(
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=20 * schedule.rounds
     )
-    terms = Terms("private", prior_of(width, full_rank=False))
+    terms = StudyTerms("private", prior_of(width, full_rank=False))
     settings = {
         "noise": plan.noise_multiplier,
         "rng": rng,

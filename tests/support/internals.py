@@ -20,7 +20,6 @@ from tfp_dpvi.calibrated import pairing
 from tfp_dpvi.data import make_records, streaming
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped, vmap
 from tfp_dpvi.gradients import step as step_lib
-from tfp_dpvi.networks.group_terms import GroupTerms
 from tfp_dpvi.optimizers import dp_keras
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.synthetic.synthesizer import TableModel
@@ -177,7 +176,7 @@ def without_the_look_at_xla():
 
 def traced_steps(model):
     """The compiled functions that a model's fits have made since `compile`; None for one that XLA refused."""
-    return list(model._dp.compiled.steps._made.values())
+    return list(model._dp.compiled.steps._traced.values())
 
 
 def graphs_of(step):
@@ -187,7 +186,7 @@ def graphs_of(step):
 
 def steps_by_xla(model):
     """Of each step that was made or tried: whether by XLA."""
-    return [jit for *_, jit in model._dp.compiled.steps._made]
+    return [jit for *_, jit in model._dp.compiled.steps._traced]
 
 
 def mark_executions(path):
@@ -236,23 +235,23 @@ def clip_batch(model, records, mask, key):
 
 def terms_of(model, x, key, num_draws=1, y=None):
     """A VAE's losses, draws and posterior for a batch of records."""
-    return model._terms(x, key, num_draws, y=y)
+    return model.autoencoder.terms(x, key, num_draws, y=y)
 
 
 def read_by_prior(model):
     """The trainable variables that a VAE's learned prior reads."""
-    density = model._parts_of_model.density
+    density = model.autoencoder.density
     return () if density is None else density.reads
 
 
 def layers_of_vae(model):
     """The layers that a VAE's gradients and regularizers come from."""
-    return model._parts_of_model.layers
+    return model.watched_layers()
 
 
 def layer_gradients(model):
     """What a VAE takes norms and sums of gradients from."""
-    return model._layer_gradients
+    return model.layer_gradients
 
 
 def noise_of_terms(model):
@@ -268,7 +267,7 @@ def num_prior_samples(model):
 def _groups_of(model):
     plan = model.privacy_plan
     known = None if plan is None else getattr(plan.sampling, "probability", 1.0) * plan.num_records
-    return GroupTerms(model, StepSpec(_SPECS.get(model, known), 100))
+    return model.group_terms(StepSpec(_SPECS.get(model, known), 100))
 
 
 def mechanism_of(model):

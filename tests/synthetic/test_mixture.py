@@ -20,7 +20,7 @@ from tfp_dpvi.synthetic import (
     Categorical,
     Continuous,
     Integer,
-    Table,
+    Schema,
     make_likelihood,
     make_prior,
     starting_point,
@@ -30,7 +30,7 @@ K = 3
 
 
 def make_table():
-    return Table(
+    return Schema(
         {
             "a": Categorical(["x", "y", "z"], missing=True),
             "b": Continuous(0, 1, bins=[0.3, 0.5, 0.6], missing=True),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -20,8 +22,8 @@ from tfp_dpvi.synthetic import (
     Integer,
     NoisyPairs,
     Pairs,
+    Schema,
     Segments,
-    Table,
     crowded,
     depths,
     group,
@@ -30,7 +32,7 @@ from tfp_dpvi.synthetic import (
     make_prior,
 )
 
-TABLE = Table(
+TABLE = Schema(
     {
         "a": Categorical(["x", "y", "z"], missing=True),
         "b": Continuous(0, 1, bins=[0.3, 0.6], missing=True),
@@ -191,6 +193,28 @@ def test_quantile_bins_hold_about_as_many_records(seed, bins, width):
     assert counts.max() <= 2.0 * 5000 / bins + 2 * np.bincount(values).max()
 
 
+@pytest.mark.parametrize("column", OPEN)
+@pytest.mark.parametrize("deviation", [0.0, 3.0, 1e6])
+def test_groups_follow_from_finest_levels(column, deviation):
+    """Of values at every edge and its neighbours, and of missing ones: the same as if they were encoded anew."""
+    column = dataclasses.replace(column, missing=True)
+    fine, generator = column.finest, np.random.default_rng(random.getrandbits(32))
+    exact = histograms(column, generator.integers(0, fine.num_levels, 500) ** 2 // fine.num_levels)
+    chosen = group(
+        column, [c + deviation * generator.normal(size=len(c)) for c in exact], deviation
+    )
+    levels = np.arange(fine.num_levels)
+    values = np.append(fine.values(levels, generator).astype(object), None)
+    if isinstance(column, Continuous):
+        edges = fine.edges[:-1]
+        values = np.concatenate([edges, np.nextafter(edges[1:], -np.inf), [np.nan]])
+    elif isinstance(column, Date):
+        values = np.append(fine.values(levels, generator), np.datetime64("NaT"))
+    found = chosen.from_finest(fine.encode("a", values))
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, chosen.encode("a", values))
+
+
 def test_declared_spikes_are_alone():
     column = Continuous(0.0, 10.0, bins=5, spikes=[2.5, 7.0])
     chosen = group(
@@ -242,7 +266,7 @@ def test_dates_in_frames():
     pandas = pytest.importorskip("pandas")
     from tfp_dpvi.synthetic import Layout
 
-    table = Table(
+    table = Schema(
         {
             "day": Date("2024-01-01", "2024-12-31", missing=True),
             "hour": Date("2024-01-01", "2024-01-02", unit="h"),
@@ -257,10 +281,10 @@ def test_dates_in_frames():
         }
     )
     layout = Layout.from_config(Layout.of(frame, table).to_config())
-    codes = Table({name: column.fine or column for name, column in table.columns.items()}).encode(
+    codes = Schema({name: column.fine or column for name, column in table.columns.items()}).encode(
         frame
     )
-    back = Table({name: column.fine or column for name, column in table.columns.items()}).decode(
+    back = Schema({name: column.fine or column for name, column in table.columns.items()}).decode(
         codes, layout, GENERATOR
     )
     assert (back.dtypes == frame.dtypes).all()
@@ -268,7 +292,7 @@ def test_dates_in_frames():
     with pytest.raises(ValueError, match="time zone"):
         Layout.of(frame.assign(day=frame["day"].dt.tz_localize("UTC")), table)
     with pytest.raises(ValueError, match="describe it as Date"):
-        Layout.of(frame, Table({"day": Integer(0, 9), "hour": Integer(0, 9)}))
+        Layout.of(frame, Schema({"day": Integer(0, 9), "hour": Integer(0, 9)}))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,28 @@ from __future__ import annotations
 import dp_accounting
 import numpy as np
 import pytest
+from support.references import FOLDER
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.privacy import BudgetExhaustedError
-from tfp_dpvi.synthetic import Binary, Categorical, Continuous, Date, Integer, Table
+from tfp_dpvi.synthetic import (
+    Binary,
+    Categorical,
+    Column,
+    Continuous,
+    Date,
+    Integer,
+    Schema,
+    Segments,
+    make_prior,
+)
+from tfp_dpvi.synthetic.releases import CountReleases
+from tfp_dpvi.training.budget import PrivacyTarget
 
 tfd = tfp.distributions
-TABLE = Table(
+REFERENCE = FOLDER / "table.keras"
+TABLE = Schema(
     {
         "kind": Categorical(["a", "b"]),
         "value": Continuous(0.0, 1.0, bins=[0.25, 0.5, 0.75], missing=True),
@@ -141,6 +155,72 @@ def test_it_shares_a_ledger_and_declared_numbers(tmp_path):
         assert len(synthesizer.sample()["kind"]) == 1400
 
 
+@pytest.mark.parametrize(
+    "schema", [TABLE, Schema({**TABLE.columns, "number": Integer(0, 9, bins=3)})]
+)
+def test_a_fit_encodes_each_column_once(schema, monkeypatch):
+    """Also where a private histogram chooses levels."""
+    encoded, encode = [], Column.encode
+
+    def watching(self, name, values):
+        encoded.append(name)
+        return encode(self, name, values)
+
+    monkeypatch.setattr(Column, "encode", watching)
+    dpvi.Synthesizer(schema, 2).fit(make_data(100), noise_multiplier=1.0, delta=1e-5, steps=1)
+    assert sorted(encoded) == sorted(schema.names)
+
+
+def test_old_names_of_arguments_and_attributes_warn():
+    with pytest.warns(FutureWarning, match=r"Synthesizer\(table=\) is now Synthesizer\(schema=\)"):
+        synthesizer = dpvi.Synthesizer(table=TABLE, num_components=1)
+    with pytest.warns(FutureWarning, match=r"Synthesizer\.table is now Synthesizer\.schema"):
+        assert synthesizer.table is synthesizer.schema
+    with pytest.warns(FutureWarning, match=r"Segments\.of\(table=\)"):
+        assert Segments.of(table=TABLE) == Segments.of(TABLE)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'table'"):
+        make_prior(table=TABLE, schema=TABLE, num_components=1)
+
+
+# ---------------------------------------------------------------------- the model behind it
+
+
+def test_the_model_has_no_optimizer_and_no_private_step(private):
+    model = private.model
+    assert not isinstance(model, dpvi.DPVI)
+    assert model.optimizer is None
+    with pytest.raises(ValueError, match=r"call Synthesizer\.fit") as caught:
+        model.compile("adam", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    assert len(str(caught.value).splitlines()) <= 2
+    with pytest.raises(RuntimeError, match="compile"):
+        model.fit(TABLE.encode(make_data(100)))
+    with pytest.raises(ValueError, match=r"Use\s+predictive"):
+        model.predict(TABLE.encode(make_data(2)), verbose=0)
+    assert model.privacy_ledger.num_releases == 1
+
+
+def test_a_file_of_version_0_2_loads_samples_and_has_spent():
+    """Of `TableModel` with an optimizer, of `synthetic.table:Table` and of columns at their former places."""
+    loaded = dpvi.Synthesizer.load(REFERENCE)
+    assert loaded.schema == Schema(
+        {
+            "kind": Categorical(["a", "b"]),
+            "age": Integer(0, 40, bins=4, missing=True),
+            "day": Date("2020-01-01", "2020-02-01", bins=[18270]),
+            "flag": Binary(),
+        }
+    )
+    drawn = loaded.sample(5, seed=3)
+    assert drawn["kind"].tolist() == ["a", "b", "b", "a", "b"]
+    np.testing.assert_array_equal(drawn["age"], [np.nan, 25.0, 27.0, 33.0, np.nan])
+    weights = [weight.astype(float).sum() for weight in loaded.model.get_weights()]
+    np.testing.assert_allclose(weights, [3.504517, -53.00548, -0.028423, -5.193911], atol=1e-5)
+    report = loaded.privacy_report()
+    assert report.num_releases == 2
+    assert report.epsilon == pytest.approx(1.9988446982559347, rel=1e-6)
+    assert (report.budget_epsilon, report.num_records) == (2.0, 200)
+
+
 def test_data_frames():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(make_data(300))[["flag", "kind", "number", "value"]]
@@ -154,7 +234,7 @@ def test_data_frames():
 @pytest.mark.parametrize(
     ("change", "kwargs", "error", "named"),
     [
-        ({"other": np.zeros(1500)}, {}, ValueError, "not in Table"),
+        ({"other": np.zeros(1500)}, {}, ValueError, "not in the schema"),
         ({"value": np.full(1500, 2.0)}, {}, ValueError, "'value' has"),
         ({"kind": np.full(1500, "c")}, {}, ValueError, "'kind' has"),
         ({"number": np.full(1500, "c")}, {}, ValueError, "'number'"),
@@ -195,7 +275,7 @@ def test_pairs_are_one_release_and_are_learned(private):
 def test_saved_and_loaded_it_samples_the_same_and_has_spent_the_same(private, tmp_path):
     private.save(tmp_path / "table.keras")
     loaded = dpvi.Synthesizer.load(tmp_path / "table.keras")
-    assert loaded.table == private.table
+    assert loaded.schema == private.schema
     assert loaded.target == "kind"
     assert loaded.model.prior.event_shape["weights"] == [8]
     one, other = private.sample(30, seed=3), loaded.sample(30, seed=3)
@@ -228,7 +308,7 @@ def test_what_cannot_be_saved_or_loaded(tmp_path):
         dpvi.Synthesizer.load(tmp_path / "b.keras")
 
 
-ZERO_INFLATED = Table({"gain": Integer(0, 99_999), "rich": Binary()})
+ZERO_INFLATED = Schema({"gain": Integer(0, 99_999), "rich": Binary()})
 
 
 def make_gains(num=4000, seed=0):
@@ -259,7 +339,7 @@ def test_zeros_and_heaps_survive_the_defaults(tmp_path):
     assert np.mean(made["gain"][made["rich"]] == 0) < 0.3
     synthesizer.save(tmp_path / "a.keras")  # With the levels that were chosen.
     loaded = dpvi.Synthesizer.load(tmp_path / "a.keras")
-    assert loaded.table == ZERO_INFLATED
+    assert loaded.schema == ZERO_INFLATED
     np.testing.assert_array_equal(
         loaded.sample(50, seed=1)["gain"], synthesizer.sample(50, seed=1)["gain"]
     )
@@ -267,7 +347,7 @@ def test_zeros_and_heaps_survive_the_defaults(tmp_path):
 
 def test_a_bin_that_holds_most_records_is_told():
     """Of bounds so wide that their finest bins are."""
-    table, data = Table({"gain": Integer(0, 10**12), "rich": Binary()}), make_gains()
+    table, data = Schema({"gain": Integer(0, 10**12), "rich": Binary()}), make_gains()
     data["gain"] += 1000
     with pytest.warns(
         UserWarning, match="column 'gain': most records lie in one bin, from 1 to 1.5"
@@ -277,7 +357,7 @@ def test_a_bin_that_holds_most_records_is_told():
 
 def test_dates_and_long_vocabularies():
     words = [f"word {number}" for number in range(500)]
-    table = Table(
+    table = Schema(
         {
             "day": Date("2020-01-01", "2023-12-31", missing=True),
             "word": Categorical(words, max_levels=8),
@@ -304,13 +384,12 @@ def test_dates_and_long_vocabularies():
 
 def test_what_is_released_has_the_noise_that_was_paid_for():
     """Of 40,000 draws the deviation is off by 0.4 % (one standard deviation); 3 % is eight of them."""
-    model = dpvi.Synthesizer(ZERO_INFLATED, 2).model
-    model.compile(dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, noise_multiplier=3.0))
-    (plan,) = model.plans([("counts", 5.0, 1.0)], 1000)
-    noise = model.release(np.zeros([200, 200]), plan, 0)
+    releases = CountReleases(dpvi.PrivacyLedger(), PrivacyTarget(noise=3.0))
+    (plan,) = releases.plans([("counts", 5.0, 1.0)], 1000)
+    noise = releases.release(np.zeros([200, 200]), plan, 0)
     assert noise.std() == pytest.approx(5.0 * 3.0, rel=0.03)
-    assert not np.isclose(noise, model.release(np.zeros([200, 200]), plan, 0)).all()
-    assert model.privacy_ledger.num_releases == 2
+    assert not np.isclose(noise, releases.release(np.zeros([200, 200]), plan, 0)).all()
+    assert releases.ledger.num_releases == 2
 
 
 @pytest.mark.parametrize(
@@ -354,7 +433,7 @@ def test_nothing_is_released_that_was_not_reserved(monkeypatch):
 
 
 def test_bad_arguments():
-    with pytest.raises(TypeError, match="table"):
+    with pytest.raises(TypeError, match=r"schema must be a dpvi\.Schema"):
         dpvi.Synthesizer({"a": Binary()})
     with pytest.raises(ValueError, match="num_components"):
         dpvi.Synthesizer(TABLE, 0)
@@ -402,7 +481,7 @@ def test_sample_predictive_needs_whole_records():
 def test_what_a_second_release_could_not_pay_is_refused_before_the_first():
     """Levels are chosen by a release of their own: nothing is spent on it where the fit cannot end."""
     table, frame = (
-        dpvi.synthetic.Table({"n": dpvi.synthetic.Integer(0, 999)}),
+        dpvi.Schema({"n": dpvi.synthetic.Integer(0, 999)}),
         {"n": np.arange(500)},
     )
     ledger = dpvi.PrivacyLedger()
@@ -413,7 +492,7 @@ def test_what_a_second_release_could_not_pay_is_refused_before_the_first():
 
 
 def test_the_width_of_strings_among_the_records_is_not_kept(tmp_path):
-    table = dpvi.synthetic.Table({"c": dpvi.synthetic.Categorical(["a", "a long one"])})
+    table = dpvi.Schema({"c": dpvi.synthetic.Categorical(["a", "a long one"])})
     layouts = [
         dpvi.synthetic.Layout.of({"c": np.array(values)}, table)
         for values in (["a", "a"], ["a", "a long one"])
@@ -424,18 +503,21 @@ def test_the_width_of_strings_among_the_records_is_not_kept(tmp_path):
 @pytest.mark.parametrize("paid", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_fit_keeps_what_it_paid_for(paid, monkeypatch):
     """The histograms, or the pairs too: the next fit of the same data goes on; of other data or settings it pays."""
-    model = type(dpvi.Synthesizer(TABLE, 2).model)
     synthesizer, frame = dpvi.Synthesizer(ZERO_INFLATED, 2), make_gains()
-    release, settings = model.release, {"epsilon": 1.0, "delta": 1e-5, "steps": 2}
+    release, settings = CountReleases.release, {"epsilon": 1.0, "delta": 1e-5, "steps": 2}
     with monkeypatch.context() as patch:
 
         def interrupted(self, *args):
-            if self.privacy_ledger.num_releases == paid:
+            if self.ledger.num_releases == paid:
                 raise KeyboardInterrupt
             return release(self, *args)
 
-        patch.setattr(model, "release", interrupted)
-        patch.setattr(model, "learn", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(CountReleases, "release", interrupted)
+        patch.setattr(
+            type(synthesizer.model),
+            "learn",
+            lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt),
+        )
         with pytest.raises(KeyboardInterrupt):
             synthesizer.fit(frame, **settings)
     ledger = synthesizer.model.privacy_ledger

@@ -1,4 +1,8 @@
-"""Audits of a model's own private step: sensitivity by replay, epsilon from below by canaries, noise and samples by tests."""
+"""Audits of a model's own private step.
+
+`replay` measures its sensitivity, `lower_bound` bounds its epsilon from below by canaries, and
+`randomness` tests its noise and its samples.
+"""
 
 from tfp_dpvi.audit.bounds import Errors, Guesses
 from tfp_dpvi.audit.draws import Randomness, randomness

@@ -2,10 +2,13 @@
 
 Three statements, each at a confidence that the caller chooses:
 
-* From the error rates of repeated runs with and without one record, by exact binomial intervals (Clopper and Pearson 1934).
-* From the correct guesses about many records in one run (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846).
-* The same under a whole trade-off curve f instead of one pair of epsilon and delta (Nasr et al. 2023, arXiv:2302.07956;
-  Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235), which is tighter for Gaussian noise.
+* From the error rates of repeated runs with and without one record, by exact binomial intervals
+  (Clopper and Pearson 1934).
+* From the correct guesses about many records in one run (Steinke, Nasr and Jagielski 2023,
+  arXiv:2305.08846).
+* The same under a whole trade-off curve f instead of one pair of epsilon and delta (Nasr et al.
+  2023, arXiv:2302.07956; Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235), which is tighter
+  for Gaussian noise.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from tfp_dpvi.privacy import FullBatch, NeighboringRelation, PrivacyPlan, Sensit
 from tfp_dpvi.privacy.accountants import get_accountant
 
 Tradeoff = Callable[[float], float]
-"""`f(false positive rate)` is the smallest false negative rate of any test of whether a record took part."""
+"""The smallest false negative rate of any test with a false positive rate.
 
-_MOST_SCALE = (
-    16.0  # The plans that are considered have noise up to this factor below or above the claim's.
-)
+The test is of whether a record took part.
+"""
+
+# The plans that are considered have noise up to this factor below or above the claim's.
+_MOST_SCALE = 16.0
 _EPSILONS = np.concatenate([[0.0], np.geomspace(0.02, 60.0, 40)])
 _DELTAS = np.concatenate([np.logspace(-8, -2, 13), np.linspace(0.03, 0.98, 25)])
 
@@ -34,7 +39,10 @@ _DELTAS = np.concatenate([np.logspace(-8, -2, 13), np.linspace(0.03, 0.98, 25)])
 
 
 def gaussian_tradeoff(mu: float) -> Tradeoff:
-    """Returns the trade-off curve of N(0, 1) against N(mu, 1) (Dong, Roth and Su 2019, arXiv:1905.02383)."""
+    """Returns the trade-off curve of N(0, 1) against N(mu, 1).
+
+    See Dong, Roth and Su 2019, arXiv:1905.02383.
+    """
 
     def tradeoff(rate: float) -> float:
         return float(special.ndtr(-special.ndtri(rate) - mu))
@@ -43,7 +51,10 @@ def gaussian_tradeoff(mu: float) -> Tradeoff:
 
 
 def tradeoff_of(plan: PrivacyPlan) -> Tradeoff:
-    """Returns the trade-off curve that a plan claims, or one below it: its deltas at a grid of epsilons."""
+    """Returns the trade-off curve that a plan claims, or a curve below it.
+
+    For sampled steps it follows from the plan's deltas at a grid of epsilons.
+    """
     if isinstance(plan.sampling, FullBatch):
         return gaussian_tradeoff(_gaussian_mu(plan))
     epsilons, deltas = _privacy_curve(plan)
@@ -60,16 +71,18 @@ def _privacy_curve(plan: PrivacyPlan) -> tuple[np.ndarray, np.ndarray]:
     """Returns epsilons and deltas at which a plan's releases are private, both rounded upwards."""
     accountant = get_accountant(plan.accountant)
     deltas = accountant.deltas(plan.dp_event, _EPSILONS, plan.neighboring_relation)
-    if deltas is None:  # An accountant that only knows epsilons.
+    if deltas is None:
+        # An accountant that only knows epsilons.
         return np.array([plan.epsilon(float(delta)) for delta in _DELTAS]), _DELTAS
     return _EPSILONS, np.asarray(deltas)
 
 
 def _gaussian_mu(plan: PrivacyPlan) -> float:
-    """Returns the distance over the deviation of all releases of a plan on full batches together."""
+    """Returns the distance over the deviation of all of a plan's full-batch releases together."""
     relation = plan.neighboring_relation
     releases = get_accountant(plan.accountant).releases(plan.dp_event, relation)
-    return (2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0) / releases.full_multiplier
+    distance = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
+    return distance / releases.full_multiplier
 
 
 # ---------------------------------------------------------------------- repeated runs
@@ -80,10 +93,17 @@ class Errors:
     """The errors of a test in repeated runs with and without a record.
 
     Attributes:
-      false_positives: runs without the record that the test took for runs with it.
-      without: number of runs without it.
-      false_negatives: runs with it that the test missed.
-      present: number of runs with it.
+      false_positives: The number of runs without the record that the test took for runs with it.
+      without: The number of runs without it.
+      false_negatives: The number of runs with it that the test missed.
+      present: The number of runs with it.
+
+    ```python
+    >>> errors = Errors(false_positives=0, without=100, false_negatives=0, present=100)
+    >>> [round(rate, 3) for rate in errors.rates(confidence=0.95)]
+    [0.036, 0.036]
+
+    ```
     """
 
     false_positives: int
@@ -92,21 +112,36 @@ class Errors:
     present: int
 
     def rates(self, confidence: float) -> tuple[float, float]:
-        """Returns upper bounds of the false positive and the false negative rate, which hold together at the confidence."""
-        half = (1.0 - confidence) / 2.0
+        """Returns upper bounds of the false positive and of the false negative rate.
+
+        Both hold together with the probability `confidence`.
+        """
+        risk = (1.0 - confidence) / 2.0
         return (
-            rate_at_most(self.false_positives, self.without, half),
-            rate_at_most(self.false_negatives, self.present, half),
+            rate_at_most(self.false_positives, self.without, risk),
+            rate_at_most(self.false_negatives, self.present, risk),
         )
 
 
 def rate_at_most(count: int, num: int, risk: float) -> float:
-    """Returns an upper bound of a binomial rate that fails with a probability of at most `risk` (Clopper and Pearson)."""
+    """Returns an upper bound of a binomial rate (Clopper and Pearson 1934).
+
+    Args:
+      count: The number of successes.
+      num: The number of trials.
+      risk: The largest probability with which the bound may fail.
+    """
     return 1.0 if count >= num else float(stats.beta.isf(risk, count + 1, num - count))
 
 
 def repeated_epsilon(errors: Errors, delta: float, confidence: float) -> float:
-    """Returns a lower bound of epsilon at delta, for any mechanism."""
+    """Returns a lower bound of epsilon for any mechanism, from repeated runs.
+
+    Args:
+      errors: The errors of a test.
+      delta: The delta of epsilon.
+      confidence: The probability with which the bound holds.
+    """
     bounds = [0.0]
     for rate, other in (errors.rates(confidence), errors.rates(confidence)[::-1]):
         if 1.0 - delta - other > rate:
@@ -115,7 +150,13 @@ def repeated_epsilon(errors: Errors, delta: float, confidence: float) -> float:
 
 
 def repeated_rejects(errors: Errors, tradeoff: Tradeoff, confidence: float) -> bool:
-    """Returns whether the errors are too few for a (symmetric) trade-off curve, at the confidence."""
+    """Returns whether the errors are too few for a symmetric trade-off curve.
+
+    Args:
+      errors: The errors of a test.
+      tradeoff: The curve.
+      confidence: The probability with which a curve that holds is not rejected.
+    """
     rate, other = errors.rates(confidence)
     return other < tradeoff(rate) or rate < tradeoff(other)
 
@@ -128,9 +169,16 @@ class Guesses:
     """Guesses about canaries that took part in one run, each by the toss of a coin.
 
     Attributes:
-      canaries: their number m.
-      guesses: number r of those that were guessed; the others were passed over.
-      correct: number v of correct guesses.
+      canaries: The number m of canaries.
+      guesses: The number r of those that were guessed; the others were passed over.
+      correct: The number v of correct guesses.
+
+    ```python
+    >>> guesses = Guesses(canaries=100, guesses=50, correct=48)
+    >>> round(one_run_epsilon(guesses, delta=1e-5, confidence=0.95), 2)
+    1.99
+
+    ```
     """
 
     canaries: int
@@ -139,42 +187,63 @@ class Guesses:
 
 
 def one_run_p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """Returns the largest probability of so many correct guesses under (epsilon, delta)-DP.
+    """Returns a bound of the probability of so many correct guesses under (epsilon, delta)-DP.
 
-    Steinke et al. 2023, theorem 5.2 and appendix D: with B ~ Binomial(r, 1 / (1 + e^-epsilon)), it is at most
-    `P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i`.
+    Steinke et al. 2023, theorem 5.2 and appendix D: with B ~ Binomial(r, 1 / (1 + e^-epsilon)), it
+    is at most `P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i`.
+
+    Args:
+      guesses: The numbers m, r and v.
+      epsilon: The epsilon of the claim.
+      delta: The delta of the claim.
     """
-    m, r, v = guesses.canaries, guesses.guesses, guesses.correct
-    accuracy = float(special.expit(epsilon))
-    tail = float(stats.binom.sf(v - 1, r, accuracy))
+    v = guesses.correct
+    law = stats.binom(guesses.guesses, float(special.expit(epsilon)))
+    tail = float(law.sf(v - 1))
     if v == 0 or delta == 0.0:
         return min(1.0, tail)
     shifts = np.arange(1, v + 1)
-    below = stats.binom.cdf(v - 1, r, accuracy) - stats.binom.cdf(v - shifts - 1, r, accuracy)
-    return min(1.0, tail + 2.0 * m * delta * float(np.max(below / shifts)))
+    below = law.cdf(v - 1) - law.cdf(v - shifts - 1)
+    return min(1.0, tail + 2.0 * guesses.canaries * delta * float(np.max(below / shifts)))
 
 
 def one_run_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
-    """Returns a lower bound of epsilon at delta, for any mechanism."""
-    return _largest(
-        lambda epsilon: one_run_p_value(guesses, epsilon, delta) < 1.0 - confidence, 0.0, 50.0, 1e-6
-    )
+    """Returns a lower bound of epsilon for any mechanism, from a single run.
+
+    Args:
+      guesses: The guesses about the canaries.
+      delta: The delta of epsilon.
+      confidence: The probability with which the bound holds.
+    """
+
+    def rejected(epsilon: float) -> bool:
+        return one_run_p_value(guesses, epsilon, delta) < 1.0 - confidence
+
+    return _largest(rejected, 0.0, 50.0, tolerance=1e-6)
 
 
 def one_run_rejects(guesses: Guesses, tradeoff: Tradeoff, confidence: float) -> bool:
-    """Returns whether so many guesses are right with a probability of at most 1 - confidence under a trade-off curve.
+    """Returns whether so many right guesses are too improbable under a trade-off curve.
 
-    Mahloujifar et al. 2024, algorithm 3, for two outcomes: the curve bounds how the distribution of the number of correct
-    guesses can fall off, and the recursion follows the slowest fall from the count that was seen down to 0. If even that
-    one adds up to more than a probability can, the curve does not hold.
+    Mahloujifar et al. 2024, algorithm 3, for two outcomes: the curve bounds how the distribution of
+    the number of correct guesses can fall off, and the recursion follows the slowest fall from the
+    count that was seen down to 0. If even that one adds up to more than a probability can, the
+    curve does not hold.
+
+    Args:
+      guesses: The guesses about the canaries: m, r and v.
+      tradeoff: The curve.
+      confidence: The probability with which a curve that holds is not rejected.
     """
-    m, r, v = guesses.canaries, guesses.guesses, guesses.correct
-    if v >= r:  # The recursion divides by wrong guesses; one guess fewer is a weaker statement.
-        v = r - 1
+    m = guesses.canaries
+    r = guesses.guesses
+    # The recursion divides by wrong guesses; a right guess fewer is a weaker statement.
+    v = min(guesses.correct, r - 1)
     if v <= 0:
         return False
     risk = (1.0 - confidence) * r / m
-    right, wrong = risk * v / r, risk * (r - v) / r
+    right = risk * v / r
+    wrong = risk * (r - v) / r
     for count in range(v - 1, -1, -1):
         grown = max(wrong, tradeoff(1.0 - right) if right < 1.0 else 1.0)
         right += count / (r - count) * (grown - wrong)
@@ -186,33 +255,45 @@ def one_run_rejects(guesses: Guesses, tradeoff: Tradeoff, confidence: float) -> 
 
 
 def largest_rejected(plan: PrivacyPlan, delta: float, rejects: Callable[[Tradeoff], bool]) -> float:
-    """Returns the largest epsilon among plans like this one, with more or less noise, whose trade-off curve is rejected.
+    """Returns the largest epsilon of a plan like this whose trade-off curve is rejected.
 
-    It is a lower bound of epsilon for a mechanism of the plan's shape with an unknown noise, and above the plan's own epsilon
-    only if the plan's own curve is rejected.
+    The plans have more or less noise. The epsilon is a lower bound for a mechanism of the plan's
+    shape with an unknown noise, and above the plan's own epsilon only if the plan's own curve is
+    rejected.
+
+    Args:
+      plan: The plan.
+      delta: The delta of epsilon.
+      rejects: Returns whether a trade-off curve is rejected.
     """
 
     def at(factor: float) -> PrivacyPlan:
-        stated = plan.sensitivity  # A larger sensitivity at the same noise is less noise.
+        # A larger sensitivity at the same noise is less noise.
+        stated = plan.sensitivity
         grown = Sensitivity(factor * stated.add_or_remove, factor * stated.replace)
         return plan.replace(sensitivity=grown)
 
+    most = math.log(_MOST_SCALE)
+    # The tolerance is wide, since a curve of sampled steps takes a quarter of a second.
     logarithm = _largest(
         lambda log_factor: rejects(tradeoff_of(at(math.exp(log_factor)))),
-        -math.log(_MOST_SCALE),
-        math.log(_MOST_SCALE),
-        1e-3,  # A curve of sampled steps takes a quarter of a second.
+        -most,
+        most,
+        tolerance=1e-3,
     )
-    if logarithm == -math.log(_MOST_SCALE):
+    if logarithm == -most:
         return 0.0
     return at(math.exp(logarithm)).epsilon(delta)
 
 
-def _largest(holds: Callable[[float], bool], low: float, high: float, exactly: float) -> float:
-    """Returns a number just below the largest at which a falling condition holds, or `low` if it holds nowhere."""
+def _largest(holds: Callable[[float], bool], low: float, high: float, *, tolerance: float) -> float:
+    """Returns a number just below the largest at which a condition holds; `low` if at none.
+
+    The condition must hold at all numbers below one at which it holds.
+    """
     if not holds(low):
         return low
-    while high - low > exactly:
+    while high - low > tolerance:
         middle = (low + high) / 2.0
         if holds(middle):
             low = middle

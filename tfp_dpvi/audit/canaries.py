@@ -13,28 +13,45 @@ from tfp_dpvi.audit.observed import ObservedStep
 from tfp_dpvi.data import make_records
 from tfp_dpvi.models import DPModel
 
+# Factors by which records are enlarged.
 _SCALES = (1.0, 30.0, -30.0, 1e3, -1e3)
+# The large entry of a vector that is zero otherwise, and the most entries of such a vector.
 _UNIT = 1e3
-_WEIGHTS = (1.0, 100.0)
-_STEPS = 16
 _MOST_UNITS = 128
+# Weights of candidates, in turn.
+_WEIGHTS = (1.0, 100.0)
+# Steps over which a record's contribution is measured.
+_STEPS = 16
+# The most candidates.
 _MOST = 512
 
 Rows = dict[str, Any]
-"""Arrays under "x", "y" and "sample_weight"; a missing part has no key."""
+"""Records as arrays under "x", "y" and "sample_weight"; a missing part has no key."""
 
 
 def rows_of(model: DPModel, x: Structure, y: Structure | None, weight: np.ndarray | None) -> Rows:
-    """Returns records as arrays with the types that `fit` gives them."""
+    """Returns records as arrays with the dtypes that `fit` gives them.
+
+    Args:
+      model: A compiled model.
+      x: Records as for `fit`.
+      y: Outcomes as for `fit`.
+      weight: Weights as for `fit`.
+    """
     records = make_records(x, y, weight, dtype=model.record_dtype, validate=False)
     return tf.nest.map_structure(lambda part: part.numpy(), records.tensors())
 
 
-def converted(model: DPModel, name: str, records: dict[str, Any]) -> Rows:
-    """Returns the records of an argument `name` with the types that `fit` gives them.
+def convert_rows(model: DPModel, name: str, records: dict[str, Any]) -> Rows:
+    """Returns the records of an argument with the dtypes that `fit` gives them.
+
+    Args:
+      model: A compiled model.
+      name: The name of the argument, for messages.
+      records: Records under "x", "y" and "sample_weight".
 
     Raises:
-      ValueError: there is no x, or a part that `fit` does not know.
+      ValueError: There is no x, or a part that `fit` does not know.
     """
     if "x" not in records or set(records) - {"x", "y", "sample_weight"}:
         raise ValueError(
@@ -43,18 +60,31 @@ def converted(model: DPModel, name: str, records: dict[str, Any]) -> Rows:
     return rows_of(model, records["x"], records.get("y"), records.get("sample_weight"))
 
 
-def appended(rows: Rows, more: Rows) -> Rows:
-    """Returns two sets of records, one after the other."""
+def join_rows(rows: Rows, more: Rows) -> Rows:
+    """Returns records followed by others of the same structure.
+
+    Args:
+      rows: The first records.
+      more: Those that follow.
+    """
     return tf.nest.map_structure(lambda a, b: np.concatenate([a, b]), rows, more)
 
 
-def taken(rows: Rows, indices: Sequence[int] | np.ndarray) -> Rows:
-    """Returns some of the records."""
+def select_rows(rows: Rows, indices: Sequence[int] | np.ndarray) -> Rows:
+    """Returns some of the records.
+
+    Args:
+      rows: The records.
+      indices: The places of those to return.
+    """
     return tf.nest.map_structure(lambda part: part[np.asarray(indices)], rows)
 
 
 def candidates(rows: Rows) -> Rows:
-    """Returns extreme records: a few of the records, enlarged, and vectors with one large entry, each with several labels."""
+    """Returns extreme records, each with several labels.
+
+    They are a few of the records, enlarged, and vectors with a single large entry.
+    """
     num = len(tf.nest.flatten(rows)[0])
     base = np.linspace(0, num - 1, min(num, 4)).astype(int)
     labels = _distinct(rows["y"]) if "y" in rows else np.array([0])
@@ -66,13 +96,14 @@ def candidates(rows: Rows) -> Rows:
         x = np.concatenate([x, units])
     count = len(tf.nest.flatten(x)[0])
     own, label = np.divmod(np.arange(count * len(labels)), len(labels))
-    made: Rows = {"x": tf.nest.map_structure(lambda part: part[own], x)}
+    extreme: Rows = {"x": tf.nest.map_structure(lambda part: part[own], x)}
     if "y" in rows:
-        made["y"] = tf.nest.map_structure(lambda part: part[labels[label]], rows["y"])
+        extreme["y"] = tf.nest.map_structure(lambda part: part[labels[label]], rows["y"])
     if "sample_weight" in rows:
         dtype = rows["sample_weight"].dtype
-        made["sample_weight"] = np.resize(np.array(_WEIGHTS, dtype), len(own))
-    return taken(made, np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST)).astype(int)))
+        extreme["sample_weight"] = np.resize(np.array(_WEIGHTS, dtype), len(own))
+    places = np.linspace(0, len(own) - 1, min(len(own), _MOST)).astype(int)
+    return select_rows(extreme, np.unique(places))
 
 
 def _scaled(part: np.ndarray, scale: float) -> np.ndarray:
@@ -80,7 +111,7 @@ def _scaled(part: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _units(x: Structure) -> np.ndarray | None:
-    """Returns vectors with one large entry of either sign, if records are vectors of moderate length."""
+    """Returns vectors with a single large entry of either sign, if records are short vectors."""
     if (
         not isinstance(x, np.ndarray)
         or x.ndim != 2
@@ -107,9 +138,10 @@ class Contributions:
     """The contributions of each of several records to a step's sums.
 
     Attributes:
-      rows: the records.
-      means: [n, D], over steps in which a record adds anything, in the units of `ObservedStep.values`.
-      shares: [n], the share of such steps.
+      rows: The n records.
+      means: Their mean contributions over steps in which they add anything, of shape [n, D], in the
+        units of `ObservedStep.values`.
+      shares: The shares of such steps, of shape [n].
     """
 
     rows: Rows
@@ -131,7 +163,10 @@ class Contributions:
         return int(np.argmax(np.linalg.norm(mean - mean[record], axis=1)))
 
     def apart(self, most: int) -> list[int]:
-        """Returns up to `most` records whose contributions are large and nearly orthogonal, the largest first."""
+        """Returns up to `most` records with large and nearly orthogonal contributions.
+
+        Those with the largest come first.
+        """
         rest = self.shares[:, None] * self.means
         least = 0.5 * float(np.max(np.linalg.norm(rest, axis=1), initial=0.0))
         chosen: list[int] = []
@@ -149,7 +184,14 @@ class Contributions:
 def contributions(
     model: DPModel, rows: Rows, key: np.ndarray, *, num_records: int
 ) -> Contributions:
-    """Measures what each record adds to the sums of a step by itself, over a few steps."""
+    """Measures what each record adds to the sums of a step by itself, over a few steps.
+
+    Args:
+      model: A compiled model.
+      rows: The records.
+      key: The key of the steps, int64 of shape [2].
+      num_records: The number of records N of the plan.
+    """
     num = len(tf.nest.flatten(rows)[0])
     step = ObservedStep(
         model,
@@ -165,7 +207,7 @@ def contributions(
         keep = np.arange(num) == record
         added = np.nan_to_num(step.all_values(key, _STEPS, noise=0.0, keep=keep))
         norms = np.linalg.norm(added, axis=1)
-        there = norms > 0.5 * np.max(norms)
-        means.append(added[there].mean(axis=0) if there.any() else np.zeros(added.shape[1]))
-        shares.append(float(there.mean()))
+        sampled = norms > 0.5 * np.max(norms)
+        means.append(added[sampled].mean(axis=0) if sampled.any() else np.zeros(added.shape[1]))
+        shares.append(float(sampled.mean()))
     return Contributions(rows, np.stack(means), np.array(shares))

@@ -1,4 +1,4 @@
-"""`lower_bound`: how much a model's own step gives away about canaries, as a lower bound of epsilon."""
+"""`lower_bound`: the epsilon that a model's own step has at least, from what canaries show."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from tfp_dpvi.audit.bounds import Errors, Guesses
 from tfp_dpvi.audit.canaries import (
     Contributions,
     Rows,
-    appended,
     candidates,
     contributions,
-    converted,
+    convert_rows,
+    join_rows,
     rows_of,
-    taken,
+    select_rows,
 )
 from tfp_dpvi.audit.observed import ObservedStep, Setting, num_rows
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import NeighboringRelation, PrivacyPlan
 from tfp_dpvi.training import new_key
 
-_TRAINING_SHARE = 0.25  # Of the runs, to choose the threshold.
+# The share of the runs that choose the threshold.
+_TRAINING_SHARE = 0.25
 _DELTA = 1e-5
 
 
@@ -37,20 +38,39 @@ class LowerBound:
     """A lower bound of the epsilon of a model's step, from an attack on it.
 
     Attributes:
-      epsilon: a lower bound of epsilon at `delta`, for a mechanism of the plan's shape with an unknown amount of noise.
-      epsilon_of_any: a lower bound for any mechanism, from one pair of epsilon and delta; holds at the same confidence.
-      claimed: the epsilon that the plan claims for `num_steps` steps.
-      contradicted: whether the errors of the attack are too few for the claimed trade-off curve. This assumes nothing.
-      delta: the delta of all epsilons.
-      confidence: the probability with which each bound holds.
+      epsilon: A lower bound of epsilon at `delta`, for a mechanism of the plan's shape with an
+        unknown amount of noise.
+      epsilon_of_any: A lower bound for any mechanism, from a single pair of epsilon and delta; it
+        holds at the same confidence.
+      claimed: The epsilon that the plan claims for `num_steps` steps.
+      contradicted: Whether the errors of the attack are too few for the claimed trade-off curve.
+        This assumes nothing.
+      delta: The delta of all epsilons.
+      confidence: The probability with which each bound holds.
       method: "repeated" or "one_run".
-      num_steps: steps of a run.
-      num_runs: runs with the canary, and runs without it; 1 for "one_run".
-      guesses: of "one_run".
-      errors: of "repeated".
-      reach: the canary's contribution over the stated sensitivity; a bound can come near the truth only if it is near 1.
-      present, absent: the scores of runs or canaries with and without; those that the threshold was chosen on left out.
-      thresholds: the scores at or above which, and below which, the attack guesses that a canary took part or did not.
+      num_steps: The number of steps of a run.
+      num_runs: The number of runs with the canary, and of runs without it; 1 for "one_run".
+      outcome: The attack's errors for "repeated", its guesses for "one_run".
+      reach: The canary's contribution over the stated sensitivity. A bound can come near the truth
+        only if it is near 1.
+      present: The scores of runs or canaries that took part, without those that the threshold was
+        chosen on.
+      absent: The scores of those that did not, likewise.
+      thresholds: The scores at or above which, and below which, the attack guesses that a canary
+        took part or did not.
+
+    ```python
+    >>> import numpy as np
+    >>> bound = LowerBound(
+    ...     epsilon=0.5, epsilon_of_any=0.3, claimed=1.0, contradicted=False, delta=1e-5,
+    ...     confidence=0.95, method="one_run", num_steps=1, num_runs=1,
+    ...     outcome=Guesses(canaries=100, guesses=50, correct=32), reach=1.0,
+    ...     present=np.ones(3), absent=np.zeros(3), thresholds=(1.0, 0.0),
+    ... )
+    >>> print(str(bound).splitlines()[0])
+    Audit of 1 step by canaries (one run, 100 canaries, 32 of 50 guesses right):
+
+    ```
     """
 
     epsilon: float
@@ -62,52 +82,72 @@ class LowerBound:
     method: str
     num_steps: int
     num_runs: int
-    guesses: Guesses | None
-    errors: Errors | None
+    outcome: Errors | Guesses
     reach: float
     present: np.ndarray
     absent: np.ndarray
     thresholds: tuple[float, float]
 
+    @property
+    def guesses(self) -> Guesses | None:
+        """The guesses of "one_run", or None."""
+        return self.outcome if isinstance(self.outcome, Guesses) else None
+
+    @property
+    def errors(self) -> Errors | None:
+        """The errors of "repeated", or None."""
+        return self.outcome if isinstance(self.outcome, Errors) else None
+
     def __str__(self) -> str:
         """Returns the result as plain text."""
+        steps = "1 step" if self.num_steps == 1 else f"{self.num_steps} steps"
         verdict = (
             "which CONTRADICTS the claim" if self.contradicted else "no contradiction of the claim"
         )
-        lines = [
-            f"Audit of {self.num_steps} step{'' if self.num_steps == 1 else 's'} by canaries ({self._how}):",
-            f"  epsilon >= {self.epsilon:.3g} at delta = {self.delta:g}, {verdict} of {self.claimed:.3g};",
-            f"  for a mechanism of any shape: epsilon >= {self.epsilon_of_any:.3g}.",
-            f"  Each bound holds with a probability of {100 * self.confidence:.10g} %. The canary reached "
-            f"{100 * self.reach:.3g} % of the stated sensitivity.",
-            "  The attack knew all other records' exact sums: the result is not private itself, which does not matter for",
-            "  simulated or public records. Do not publish the result of an audit on private ones.",
-        ]  # fmt: skip
-        return "\n".join(lines)
+        return (
+            f"Audit of {steps} by canaries ({self._summary}):\n"
+            f"  epsilon >= {self.epsilon:.3g} at delta = {self.delta:g}, "
+            f"{verdict} of {self.claimed:.3g};\n"
+            f"  for a mechanism of any shape: epsilon >= {self.epsilon_of_any:.3g}.\n"
+            f"  Each bound holds with a probability of {100 * self.confidence:.10g} %. "
+            f"The canary reached {100 * self.reach:.3g} % of the stated sensitivity.\n"
+            "  The attack knew all other records' exact sums: the result is not private itself, "
+            "which does not matter for\n"
+            "  simulated or public records. Do not publish the result of an audit on private ones."
+        )
 
     @property
-    def _how(self) -> str:
-        if self.guesses is not None:
-            asked = self.guesses
-            return f"one run, {asked.canaries} canaries, {asked.correct} of {asked.guesses} guesses right"
-        assert self.errors is not None
-        wrong = self.errors
+    def _summary(self) -> str:
+        """The attack and its outcome in a few words."""
+        outcome = self.outcome
+        if isinstance(outcome, Guesses):
+            return (
+                f"one run, {outcome.canaries} canaries, "
+                f"{outcome.correct} of {outcome.guesses} guesses right"
+            )
         return (
             f"{self.num_runs} runs with one and {self.num_runs} without, "
-            f"{wrong.false_positives} of {wrong.without} and {wrong.false_negatives} of {wrong.present} guesses wrong"
+            f"{outcome.false_positives} of {outcome.without} and "
+            f"{outcome.false_negatives} of {outcome.present} guesses wrong"
         )
 
     def plot(self, ax: Any = None) -> Any:
-        """Draws the scores with and without canaries, and the thresholds; returns Matplotlib's axes.
+        """Draws the scores with and without canaries, and the thresholds.
 
         Needs matplotlib, of the extra "examples".
+
+        Args:
+          ax: Matplotlib's axes to draw on, or None for new ones.
+
+        Returns:
+          Matplotlib's axes.
         """
         if ax is None:
             from matplotlib import pyplot
 
             _, ax = pyplot.subplots(layout="constrained")
-        low, high = (float(f([*self.present, *self.absent])) for f in (np.min, np.max))
-        edges = np.linspace(low, high + 1e-9, 41)
+        scores = np.concatenate([self.present, self.absent])
+        edges = np.linspace(float(scores.min()), float(scores.max()) + 1e-9, 41)
         for scores, label in ((self.absent, "without"), (self.present, "with")):
             ax.hist(scores, edges, alpha=0.6, label=f"{label} canary")
         for threshold in sorted(set(self.thresholds)):
@@ -116,7 +156,8 @@ class LowerBound:
         ax.set_ylabel("canaries" if self.guesses is not None else "runs")
         sign = "contradicts" if self.contradicted else "does not contradict"
         ax.set_title(
-            f"epsilon ≥ {self.epsilon:.2f} ({100 * self.confidence:.4g} %)\n{sign} the claim of {self.claimed:.2f}",
+            f"epsilon ≥ {self.epsilon:.2f} ({100 * self.confidence:.4g} %)\n"
+            f"{sign} the claim of {self.claimed:.2f}",
             fontsize="medium",
         )
         ax.legend()
@@ -140,15 +181,17 @@ def lower_bound(
     seed: int | None = None,
     **settings: Setting,
 ) -> LowerBound:
-    """Attacks the model's own step, and returns the lower bound of epsilon that follows from the attack's success.
+    """Attacks the model's own step, and returns the lower bound of epsilon that follows.
 
-    Canaries are records whose clipped contribution is as large as the clip allows. The attacker sees all that the step
-    releases, noisy gradient and joint releases, knows all other records' exact sums, and guesses whether a canary took part.
-    Differential privacy bounds how often such guesses can be right, so that too many right ones contradict the claim.
+    Canaries are records whose clipped contribution is as large as the clip allows. The attacker
+    sees all that the step releases, noisy gradient and joint releases, knows all other records'
+    exact sums, and guesses whether a canary took part. Differential privacy bounds how often such
+    guesses can be right, so that too many right ones contradict the claim.
 
-    "repeated" runs the steps many times with one canary and without it. "one_run" adds many canaries to one run, each by the
-    toss of a coin (Steinke et al. 2023); it is weaker, and needs a model with more parameters than canaries. All steps are
-    made at the model's present variables, which do not change, and nothing is charged to the ledger.
+    "repeated" runs the steps many times with one canary and without it. "one_run" adds many
+    canaries to one run, each by the toss of a coin (Steinke et al. 2023); it is weaker, and needs a
+    model with more parameters than canaries. All steps are made at the model's present variables,
+    which do not change, and nothing is charged to the ledger.
 
     ```python
     model.compile(optimizer, epsilon=1.0, delta=1e-5)
@@ -158,29 +201,33 @@ def lower_bound(
     ```
 
     Args:
-      model: a compiled model, fitted or not. With `compile(epsilon=...)` and before a fit, the noise is that of `num_steps` steps.
-      x: simulated or public records as for `fit`. On private records the attack shows as much, but neither its result nor
-        its picture is private: do not publish them.
-      y: likewise.
-      sample_weight: likewise.
+      model: A compiled model, fitted or not. With `compile(epsilon=...)` and before a fit, the
+        noise is that of `num_steps` steps.
+      x: Simulated or public records as for `fit`. On private records the attack shows as much, but
+        neither its result nor its picture is private: do not publish them.
+      y: Their outcomes, likewise.
+      sample_weight: Their weights, likewise.
       method: "repeated" or "one_run".
-      num_runs: for "repeated", the runs with and the runs without the canary. A quarter of them choose the threshold.
-      num_steps: steps of a run, which the claim covers.
-      canaries: records to choose canaries from, `{"x": ..., "y": ..., "sample_weight": ...}`. By default extreme records: a few
-        of `x` enlarged, and vectors with one large entry.
-      num_canaries: for "one_run", their largest number. They are chosen to be nearly orthogonal.
-      num_guesses: for "one_run", the number of canaries to guess, half of them as present; by default half of the canaries.
-      delta: the delta of all epsilons; by default that of `compile`, or 1e-5.
-      confidence: the probability with which each of the bounds holds, by itself.
-      seed: of the draws; None for fresh ones.
-      **settings: of `model.make_data`: `batch_size`, `num_records`, `sampling`. By default every step takes all records, for
-        which one canary gives the attacker the most.
+      num_runs: For "repeated", the number of runs with the canary, and of runs without it. A
+        quarter of them choose the threshold.
+      num_steps: The number of steps of a run, which the claim covers.
+      canaries: Records to choose canaries from, `{"x": ..., "y": ..., "sample_weight": ...}`. By
+        default extreme records: a few of `x` enlarged, and vectors with one large entry.
+      num_canaries: For "one_run", the largest number of canaries. They are chosen to be nearly
+        orthogonal.
+      num_guesses: For "one_run", the number of canaries to guess, half of them as present; by
+        default half of the canaries.
+      delta: The delta of all epsilons; by default that of `compile`, or 1e-5.
+      confidence: The probability with which each of the bounds holds, by itself.
+      seed: The seed of the draws; None for fresh ones.
+      **settings: Arguments of `model.make_data`: `batch_size`, `num_records`, `sampling`. By
+        default every step takes all records, for which one canary gives the attacker the most.
 
     Returns:
       The bounds beside the claim, with a plain-text form and a picture.
 
     Raises:
-      ValueError: bad arguments, or no canary contributes anything.
+      ValueError: An argument is out of range, or no canary contributes anything.
     """
     check.one_of("method", method, ("repeated", "one_run"))
     check.count("num_steps", num_steps, 1)
@@ -188,18 +235,18 @@ def lower_bound(
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
     num = num_rows(x)
-    how: dict[str, Any] = {"num_records": num, **settings}
-    how = {"batch_size": how["num_records"], **how}
+    whole: dict[str, Any] = {"num_records": num, **settings}
+    whole = {"batch_size": whole["num_records"], **whole}
     key = new_key(seed)
     rows = rows_of(model, x, y, sample_weight)
-    made = candidates(rows) if canaries is None else converted(model, "canaries", canaries)
-    tf.nest.assert_same_structure(rows, made)
-    added = contributions(model, made, key, num_records=how["num_records"])
+    extreme = candidates(rows) if canaries is None else convert_rows(model, "canaries", canaries)
+    tf.nest.assert_same_structure(rows, extreme)
+    added = contributions(model, extreme, key, num_records=whole["num_records"])
     if not added.norms.max() > 0.0:
         raise ValueError(
             "canaries: none of them moves a sum; pass records with a gradient, canaries={'x': ...}."
         )
-    attack = _Attack(model, rows, added, key, num_steps, delta, confidence, how)
+    attack = _Attack(model, rows, added, key, num_steps, delta, confidence, whole)
     if method == "repeated":
         return attack.repeated(num_runs)
     return attack.one_run(num_canaries, num_guesses)
@@ -220,10 +267,10 @@ class _Attack:
 
     def _step(self, canaries: list[int]) -> ObservedStep:
         """Returns the step on the records and these canaries, which come last."""
-        rows = appended(self.rows, taken(self.added.rows, canaries))
-        replace = self._replaces()
+        rows = join_rows(self.rows, select_rows(self.added.rows, canaries))
         settings = self.settings
-        if replace:  # One of the records of a fixed number is the canary.
+        if self._replaces():
+            # A canary is among the fixed number of records.
             num = num_rows(rows["x"])
             full = settings["batch_size"] >= settings["num_records"]
             size = num if full else settings["batch_size"]
@@ -238,6 +285,7 @@ class _Attack:
         )
 
     def _replaces(self) -> bool:
+        """Returns whether neighboring data sets differ in the values of a record."""
         relation = (self.model.get_compile_config() or {})["neighboring_relation"]
         return str(relation).lower() == NeighboringRelation.REPLACE_ONE.name.lower()
 
@@ -250,7 +298,10 @@ class _Attack:
     # ------------------------------------------------------------------ many runs, one canary
 
     def repeated(self, num_runs: int) -> LowerBound:
-        """Attacks runs with and without the strongest canary; under replace-one, with an opposite one in its place."""
+        """Attacks runs with and without the strongest canary.
+
+        Under replace-one, the latter have an opposite canary in its place.
+        """
         canary = self.added.strongest()
         step = self._step([canary])
         last = np.arange(step.num_rows) < step.num_rows - 1
@@ -258,7 +309,7 @@ class _Attack:
         without: dict[str, Any] = {"keep": last}
         if self._replaces():
             other = self.added.farthest_from(canary)
-            rows = appended(self.rows, taken(self.added.rows, [other]))
+            rows = join_rows(self.rows, select_rows(self.added.rows, [other]))
             without = {"tensors": tf.nest.map_structure(tf.constant, rows)}
             mean = mean - self.added.shares[other] * self.added.means[other]
         size = float(np.linalg.norm(mean))
@@ -266,37 +317,41 @@ class _Attack:
         plan, delta = self._plan(step)
         share = float(self.added.shares[canary]) * _rate(step)
 
-        def scores(number: int, how: dict[str, Any]) -> np.ndarray:
-            """Returns a likelihood ratio for each run: of noise around the canary against noise around zero."""
+        def scores(number: int, records: dict[str, Any]) -> np.ndarray:
+            """Returns a likelihood ratio for each run.
+
+            It is of noise around the canary against noise around zero.
+            """
             key = self.key + np.array([0, (number + 1) << 40])
             count = num_runs * self.num_steps
-            seen = [
-                (noisy - exact) @ direction
-                for (noisy, _), (exact, _) in zip(
-                    step.values(key, count, **how),
-                    step.values(key, count, noise=0.0, **without),
-                    strict=True,
-                )
-            ]
+            blocks = zip(
+                step.values(key, count, **records),
+                step.values(key, count, noise=0.0, **without),
+                strict=True,
+            )
+            along = [(noisy - exact) @ direction for (noisy, _), (exact, _) in blocks]
             whole = size / float(self.added.shares[canary])
-            ratio = (whole * np.concatenate(seen) - whole**2 / 2.0) / step.noise**2
+            ratio = (whole * np.concatenate(along) - whole**2 / 2.0) / step.noise**2
             ratio = np.clip(ratio, -700.0, 700.0)
             mixed = ratio if share == 1.0 else np.log1p(share * np.expm1(ratio))
             return mixed.reshape(num_runs, self.num_steps).sum(axis=1)
 
-        present, absent = scores(0, {}), scores(1, without)
+        present = scores(0, {})
+        absent = scores(1, without)
         split = int(num_runs * _TRAINING_SHARE)
-        chosen = _thresholds(present[:split], absent[:split], self.confidence)
-        present, absent = present[split:], absent[split:]
-        errors, direct = (
-            Errors(
-                int(np.sum(absent >= threshold)),
-                len(absent),
-                int(np.sum(present < threshold)),
-                len(present),
+        for_curve, for_pair = _thresholds(present[:split], absent[:split], self.confidence)
+        present = present[split:]
+        absent = absent[split:]
+
+        def errors_at(threshold: float) -> Errors:
+            return Errors(
+                false_positives=int(np.sum(absent >= threshold)),
+                without=len(absent),
+                false_negatives=int(np.sum(present < threshold)),
+                present=len(present),
             )
-            for threshold in chosen
-        )
+
+        errors = errors_at(for_curve)
 
         def rejects(tradeoff: bounds.Tradeoff) -> bool:
             return bounds.repeated_rejects(errors, tradeoff, self.confidence)
@@ -304,7 +359,7 @@ class _Attack:
         stated = step.mechanism.sensitivity
         return LowerBound(
             epsilon=bounds.largest_rejected(plan, delta, rejects),
-            epsilon_of_any=bounds.repeated_epsilon(direct, delta, self.confidence),
+            epsilon_of_any=bounds.repeated_epsilon(errors_at(for_pair), delta, self.confidence),
             claimed=plan.epsilon(delta),
             contradicted=rejects(bounds.tradeoff_of(plan)),
             delta=delta,
@@ -312,12 +367,11 @@ class _Attack:
             method="repeated",
             num_steps=self.num_steps,
             num_runs=num_runs,
-            guesses=None,
-            errors=errors,
+            outcome=errors,
             reach=size / (stated.replace if self._replaces() else stated.add_or_remove),
             present=present,
             absent=absent,
-            thresholds=(chosen[0], chosen[0]),
+            thresholds=(for_curve, for_curve),
         )
 
     # ------------------------------------------------------------------ one run, many canaries
@@ -326,14 +380,16 @@ class _Attack:
         """Attacks one run that has each of many canaries by the toss of a coin."""
         if self._replaces():
             raise ValueError(
-                "method='one_run' adds canaries, so it needs neighboring_relation='add_or_remove_one': use 'repeated'."
+                "method='one_run' adds canaries, so it needs "
+                "neighboring_relation='add_or_remove_one': use 'repeated'."
             )
         chosen = self.added.apart(check.count("num_canaries", most, 1))
         num = len(chosen)
         asked = max(2, num // 2) if num_guesses is None else num_guesses
         if not 2 <= check.count("num_guesses", asked, 2) <= num:
             raise ValueError(
-                f"num_guesses={asked}, but {num} canaries are nearly orthogonal: pass fewer, or use method='repeated'."
+                f"num_guesses={asked}, but {num} canaries are nearly orthogonal: pass fewer, "
+                "or use method='repeated'."
             )
         step = self._step(chosen)
         inside = np.random.default_rng(np.abs(self.key)).random(num) < 0.5
@@ -355,8 +411,9 @@ class _Attack:
         norms = np.linalg.norm(means, axis=1)
         scores = means @ total / norms
         order = np.argsort(scores)
-        out, taken_in = order[: asked // 2], order[-(asked - asked // 2) :]
-        correct = int(np.sum(~inside[out]) + np.sum(inside[taken_in]))
+        guessed_out = order[: asked // 2]
+        guessed_in = order[-(asked - asked // 2) :]
+        correct = int(np.sum(~inside[guessed_out]) + np.sum(inside[guessed_in]))
         guesses = Guesses(num, asked, correct)
         plan, delta = self._plan(step)
 
@@ -373,12 +430,11 @@ class _Attack:
             method="one_run",
             num_steps=self.num_steps,
             num_runs=1,
-            guesses=guesses,
-            errors=None,
+            outcome=guesses,
             reach=float(norms.mean()) / step.mechanism.sensitivity.add_or_remove,
             present=scores[inside],
             absent=scores[~inside],
-            thresholds=(float(scores[taken_in].min()), float(scores[out].max())),
+            thresholds=(float(scores[guessed_in].min()), float(scores[guessed_out].max())),
         )
 
 
@@ -389,11 +445,12 @@ def _rate(step: ObservedStep) -> float:
 
 
 def _thresholds(present: np.ndarray, absent: np.ndarray, confidence: float) -> tuple[float, float]:
-    """Returns thresholds with good bounds on training runs: for a curve, and for one pair of epsilon and delta.
+    """Returns thresholds with good bounds on training runs.
 
-    The bounds are those that the training runs themselves allow: few of them, so that rare errors
-    count for little. Of the thresholds whose bound for the curve is within two standard errors of
-    the best, the middle one is taken: the best itself is often so by chance.
+    The first is for a trade-off curve, the second for a single pair of epsilon and delta. The
+    bounds are those that the training runs themselves allow: few of them, so that rare errors count
+    for little. Of the thresholds whose bound for the curve is within two standard errors of the
+    best, the middle one is taken: the best itself is often so by chance.
     """
     scores = np.unique(np.concatenate([present, absent]))
     places = np.concatenate([scores[:1], (scores[1:] + scores[:-1]) / 2.0, scores[-1:] + 1.0])

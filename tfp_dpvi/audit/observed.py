@@ -1,4 +1,7 @@
-"""The private step of a model, made observable: what it releases with and without a record, with and without noise."""
+"""The private step of a model, made observable.
+
+It shows what the step releases with and without a record, with and without noise.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import SECURE, Keystream
 from tfp_dpvi._tf import Structure, function_of_model, tf
-from tfp_dpvi.data import ArrayData, by_column
+from tfp_dpvi.data import by_column
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.models.arguments import is_batches
@@ -26,18 +29,23 @@ from tfp_dpvi.training import Mechanism, initial_state, make_steps
 Setting: TypeAlias = int | float | str | None
 """An argument of `make_data`, such as `batch_size` or `sampling`."""
 
-_MOST_VALUES = 2**23  # Released numbers that are kept on the device in one call.
+# Released numbers that are kept on the device in a call.
+_MOST_VALUES = 2**23
 
 
 def num_rows(x: Structure) -> int:
-    """Returns the number of records; raises `TypeError` for batches, whose records cannot be left out."""
+    """Returns the number of records.
+
+    Raises:
+      TypeError: These are batches, whose records cannot be left out.
+    """
     if is_batches(x):
         raise TypeError(f"x is a {type(x).__name__}: an audit leaves out records, so pass arrays.")
     return len(tf.nest.flatten(by_column("x", x))[0])
 
 
 class _Kept(Sampler):
-    """A sampler that leaves records out by masking them at their index, so that the others keep their draws."""
+    """A sampler that leaves records out by a mask, so that the others keep their draws."""
 
     def __init__(self, inner: Sampler, keep: tf.Variable, seen: tf.Variable) -> None:
         self.num_available = inner.num_available
@@ -67,7 +75,7 @@ class _Kept(Sampler):
 
 
 class _Recorder:
-    """Takes the optimizer's place in a step: keeps what the optimizer releases, and changes no variable."""
+    """Stands in for the optimizer: keeps what the optimizer releases, and changes no variable."""
 
     def __init__(self, optimizer: DPOptimizer, seen: tf.Variable, values: tf.Variable) -> None:
         self._optimizer = optimizer
@@ -83,6 +91,7 @@ class _Recorder:
         private = self._optimizer.privatize(clipped, **settings)
         parts = [tf.cast(part, self._values.dtype) for part in (*private.mean, *private.joint)]
         row = tf.concat([tf.reshape(part, [-1]) for part in parts], axis=0)
+        # The place of the row, as an index of shape [1, 1].
         at = self._at[None, None]
         self._values.scatter_nd_update(at, row[None])
         self._counts.scatter_nd_update(at, self._seen[None])
@@ -104,12 +113,13 @@ class _Recorder:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One of the sums that a step releases: the gradient, or a joint release.
+    """A sum that a step releases: the gradient, or a joint release.
 
     Attributes:
       name: "gradient", or the name of the joint release.
-      columns: its place among the released values.
-      sensitivity: the most that a record's presence moves it, in units of `ObservedStep.values`.
+      columns: Its place among the released values.
+      sensitivity: The most that a record's presence moves it, in units of `ObservedStep.values`.
+      replace: The most that a record's replacement moves it, in the same units.
     """
 
     name: str
@@ -119,17 +129,24 @@ class Part:
 
 
 class ObservedStep:
-    """The step of `fit`, with its sampler, clip, sums, noise and joint releases, on records that can be left out.
+    """The step of `fit` on records that can be left out.
 
-    The variables stay as they are, so that every step is a release at the same parameters. Nothing is charged to the ledger:
+    It has the model's sampler, clip, sums, noise and joint releases. The variables stay as they
+    are, so that every step is a release at the same parameters. Nothing is charged to the ledger:
     an audit is no release, and its result is not private.
 
     Args:
-      model: a compiled model.
-      x, y, sample_weight: as for `fit`; arrays.
-      num_steps: the number of steps to calibrate the noise for, if `compile` has an epsilon and no fit has run; None for
-        steps without noise alone.
-      settings: of `make_data`: `batch_size`, `num_records`, `sampling`.
+      model: A compiled model.
+      x: Records as for `fit`, in arrays.
+      y: Outcomes as for `fit`, in arrays.
+      sample_weight: Weights as for `fit`, an array.
+      num_steps: The number of steps to calibrate the noise for, if `compile` has an epsilon and no
+        fit has run; None for steps without noise alone.
+      **settings: Arguments of `make_data`: `batch_size`, `num_records`, `sampling`.
+
+    Raises:
+      TypeError: The model is no `DPModel`, or the records are batches.
+      ValueError: The model has several replicas, or its clip is off.
     """
 
     def __init__(
@@ -148,11 +165,10 @@ class ObservedStep:
             raise ValueError("model: an audit runs on one device; build it outside the strategy.")
         num_rows(x)
         data = model.make_data(x, y, sample_weight, validate=False, stream=False, **settings)
-        assert isinstance(data, ArrayData)
         self.mechanism = model.mechanism(data)
         if num_steps is not None:
             self.mechanism = _with_noise(model, self.mechanism, num_steps)
-        if not np.isfinite(self.mechanism.gradient.clip.bound):
+        if self.mechanism.gradient.clip.is_off:
             raise ValueError("model: its clip is off, so there is no claim to audit.")
         self.model = model
         self.num_rows = data.sampler.num_available
@@ -182,14 +198,15 @@ class ObservedStep:
         values = tf.Variable(tf.zeros([self._most, sum(sizes)], dtypes[0]), trainable=False)
         self._recorder = _Recorder(model.optimizer, seen, values)
         kept = dataclasses.replace(mechanism, sampler=_Kept(mechanism.sampler, self._keep, seen))
-        # Not compiled here but below: batches then keep their padding, so that a record that is left out moves no other.
+        # Not compiled here but below: batches then keep their padding, so that a record that is
+        # left out moves no other.
         steps = make_steps(kept, self._recorder, model.trainable_variables, run_eagerly=True)
         compile_config = model.get_compile_config() or {}
         self._steps = function_of_model(
             lambda *arguments: steps(*arguments).step,
             jit_compile=bool(compile_config.get("jit_compile")),
         )
-        self._initial = lambda first, num: initial_state(kept, first, num)
+        self._initial_state = lambda first, num: initial_state(kept, first, num)
         self._num_words = _random.num_words(mechanism.sampler.num_words, sum(sizes))
 
     @property
@@ -204,7 +221,10 @@ class ObservedStep:
 
     @property
     def units(self) -> np.ndarray:
-        """The unit of each column of `values`, [D]: the noise's deviation over the noise multiplier."""
+        """The unit of each column of `values`, of shape [D].
+
+        It is the noise's standard deviation over the noise multiplier.
+        """
         return self._scales
 
     def values(
@@ -217,19 +237,24 @@ class ObservedStep:
         tensors: dict[str, Structure] | None = None,
         first: int = 0,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields the released sums of blocks of steps, in units in which the stated noise has the same deviation everywhere.
+        """Yields the released sums of blocks of steps.
+
+        The units are those in which the stated noise has the same deviation everywhere.
 
         Args:
-          key: int64 [2]; it and a step's number determine all its draws, by way of words of AES if the
-            model was compiled with `randomness="secure"`.
-          num_steps: number of steps.
-          noise: the noise multiplier, by default the mechanism's; 0 for the exact sums, which are *not private*.
-          keep: bool [num_rows], False for records to leave out; by default all are there.
-          tensors: records of the same shapes in place of those of the constructor.
-          first: number of the first step.
+          key: An int64 array of shape [2]. It and a step's number determine all its draws, by way
+            of words of AES if the model was compiled with `randomness="secure"`.
+          num_steps: The number of steps.
+          noise: The noise multiplier, by default the mechanism's; 0 for the exact sums, which are
+            *not private*.
+          keep: A bool array of shape [num_rows], False for records to leave out; by default all are
+            there.
+          tensors: Records of the same shapes in place of those of the constructor.
+          first: The number of the first step.
 
         Yields:
-          Pairs of released values, float64 [k, D], and how often each record was visited, int [k, num_rows].
+          Pairs of released values, float64 of shape [k, D], and of how often each record was
+          visited, int of shape [k, num_rows].
         """
         keep = np.ones(self.num_rows, bool) if keep is None else keep
         level = tf.constant(self.noise if noise is None else noise, tf.float64)
@@ -238,16 +263,17 @@ class ObservedStep:
         key_of = self._keys(key, min(num_steps, self._most))
         for begin in range(0, num_steps, self._most):
             num = min(self._most, num_steps - begin)
-            self._keep.assign(keep)  # Here: two of these iterators may run side by side.
+            # Assigned for each block, since two of these iterators may run side by side.
+            self._keep.assign(keep)
             self._recorder.rewind()
-            state = self._initial(first + begin, num)
+            state = self._initial_state(first + begin, num)
             words = key_of(first + begin)
             self._steps(state, tf.constant(num, tf.int64), records, words, level)
             released, visits = self._recorder.read(num)
             yield released.astype(np.float64) * unit, visits
 
     def _keys(self, key: np.ndarray, most: int) -> Callable[[int], tf.Tensor]:
-        """Returns `first -> key` of at most so many steps from number `first`, as `fit` passes it."""
+        """Returns a function from a step's number to the key of at most `most` steps from there."""
         if self.mechanism.randomness != SECURE:
             fixed = tf.constant(key)
             return lambda first: fixed
@@ -255,13 +281,22 @@ class ObservedStep:
         stream = Keystream(hashlib.sha256(key.tobytes()).digest(), self._num_words)
         return lambda first: tf.constant(stream.rows(first, most))
 
-    def all_values(self, key: np.ndarray, num_steps: int, **how: Any) -> np.ndarray:
-        """Returns the released sums of all steps at once, [num_steps, D]; see `values`."""
-        return np.concatenate([released for released, _ in self.values(key, num_steps, **how)])
+    def all_values(self, key: np.ndarray, num_steps: int, **options: Any) -> np.ndarray:
+        """Returns the released sums of all steps at once.
+
+        Args:
+          key: See `values`.
+          num_steps: See `values`.
+          **options: Further arguments of `values`.
+
+        Returns:
+          A float64 array of shape [num_steps, D].
+        """
+        return np.concatenate([released for released, _ in self.values(key, num_steps, **options)])
 
 
 def _with_noise(model: DPModel, mechanism: Mechanism, num_steps: int) -> Mechanism:
-    """Returns the mechanism with the noise of the optimizer, of the last fit, or of a fit of this many steps."""
+    """Returns the mechanism with the noise of the optimizer, of the last fit, or of these steps."""
     check.count("num_steps", num_steps, 1)
     target = model.get_compile_config() or {}
     if target["epsilon"] is None:
@@ -274,14 +309,19 @@ def _with_noise(model: DPModel, mechanism: Mechanism, num_steps: int) -> Mechani
 
 
 def _noise_scales(mechanism: Mechanism, num_gradient: int) -> np.ndarray:
-    """Returns the noise's deviation over the noise multiplier, for each part of the gradient and each joint release."""
+    """Returns the noise's standard deviation over the noise multiplier, for each released tensor.
+
+    Those of the gradient come first, then the joint releases.
+    """
     gradient = mechanism.gradient
-    own = gradient.noise_scales or [1.0] * num_gradient
-    joint = [each.noise_ratio * each.sensitivity.add_or_remove for each in mechanism.joint]
-    return np.array([*(gradient.clip.bound * scale for scale in own), *joint], np.float64)
+    scales = gradient.noise_scales or [1.0] * num_gradient
+    own = [gradient.clip.bound * scale for scale in scales]
+    joint = [release.noise_ratio * release.sensitivity.add_or_remove for release in mechanism.joint]
+    return np.array([*own, *joint], np.float64)
 
 
 def _parts(mechanism: Mechanism, sizes: list[int], num_gradient: int) -> tuple[Part, ...]:
+    """Returns the released sums, from the sizes of all released tensors."""
     end = sum(sizes[:num_gradient])
     stated = mechanism.gradient.sensitivity
     parts = [Part("gradient", slice(0, end), stated.add_or_remove, stated.replace)]

@@ -1,4 +1,4 @@
-"""`replay`: what one record can do to a step's sums, measured with the same randomness on neighbouring records."""
+"""`replay`: the effect of one record on a step's sums, with the same randomness on neighbours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.audit.canaries import converted
+from tfp_dpvi.audit.canaries import convert_rows
 from tfp_dpvi.audit.observed import ObservedStep, Part, Setting, num_rows
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import Sensitivity
@@ -21,19 +21,33 @@ EXTREMES = (0.0, 1.0, -1.0, 30.0, -30.0, 1e4, -1e4, 1e15, -1e30, np.nan, np.inf)
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """The largest measured differences of one released sum beside the sensitivity that is stated for it.
+    """The largest measured differences of a released sum beside the sensitivity stated for it.
 
     All are in units of the sum's noise over the noise multiplier (for a gradient alone: in clips).
+
+    Attributes:
+      name: "gradient", the name of a joint release, or "together".
+      presence: The largest difference that a record's presence made.
+      replacement: The largest difference that a record's replacement made.
+      stated: The sensitivity A that is stated for a record's presence.
+      stated_replacement: The sensitivity D that is stated for its replacement.
+
+    ```python
+    >>> measured = Measured("gradient", 0.9, 1.9, stated=1.0, stated_replacement=2.0)
+    >>> measured.within(allowance=1e-6)
+    True
+
+    ```
     """
 
     name: str
     presence: float
     replacement: float
-    stated: float  # A, for presence.
-    stated_replacement: float  # D.
+    stated: float
+    stated_replacement: float
 
     def within(self, allowance: float) -> bool:
-        """Returns whether neither difference exceeds its statement."""
+        """Returns whether no difference exceeds its statement by more than the allowance."""
         return (
             self.presence <= self.stated + allowance
             and self.replacement <= self.stated_replacement + allowance
@@ -45,12 +59,22 @@ class Replay:
     """The result of `replay`.
 
     Attributes:
-      sums: the gradient, each joint release, and "together", which is what the accounting prices.
-      rounding: the difference that rounding of floats may add.
-      finite: whether all sums were finite.
-      leaks: names of the model's variables that a record changed without passing through the release.
-      num_neighbours: number of pairs of neighbouring data sets.
-      worst: the pair with the largest share of its statement: position, and row of the neighbours; no values of records.
+      sums: The gradient, each joint release, and "together", which is what the accounting prices.
+      rounding: The difference that rounding of floats may add.
+      finite: Whether all sums were finite.
+      leaks: The names of the model's variables that a record changed without passing through the
+        release.
+      num_neighbours: The number of pairs of neighbouring data sets.
+      worst: The pair with the largest share of its statement: the record's position, and the row of
+        the neighbours; no values of records.
+
+    ```python
+    >>> measured = Measured("gradient", 0.9, 1.9, stated=1.0, stated_replacement=2.0)
+    >>> result = Replay((measured,), 1e-6, True, leaks=(), num_neighbours=6, worst=(0, 3))
+    >>> result.holds, result.attained
+    (True, 0.9)
+
+    ```
     """
 
     sums: tuple[Measured, ...]
@@ -62,27 +86,31 @@ class Replay:
 
     @property
     def holds(self) -> bool:
-        """True if no difference exceeds its statement and nothing else was found."""
-        return (
-            self.finite and not self.leaks and all(each.within(self.rounding) for each in self.sums)
-        )
+        """True if no difference exceeds its statement and nothing else is wrong."""
+        within = all(measured.within(self.rounding) for measured in self.sums)
+        return self.finite and not self.leaks and within
 
     @property
     def attained(self) -> float:
-        """The largest measured presence over its statement: 1 if a record reached what the noise is scaled to."""
+        """The largest measured presence over its statement.
+
+        It is 1 if a record reached what the noise is scaled to.
+        """
         return self.sums[-1].presence / self.sums[-1].stated
 
     def __str__(self) -> str:
         """Returns the result as plain text."""
         verdict = "holds" if self.holds else "DOES NOT HOLD"
         lines = [
-            f"Replay on {self.num_neighbours} pairs of neighbouring records, with the same randomness:",
+            f"Replay on {self.num_neighbours} pairs of neighbouring records, "
+            "with the same randomness:",
             f"the stated sensitivity {verdict}.",
         ]
-        for each in self.sums:
+        for measured in self.sums:
             lines.append(
-                f"  {each.name}: presence {each.presence:.6g} of {each.stated:.6g} stated, "
-                f"replacement {each.replacement:.6g} of {each.stated_replacement:.6g}"
+                f"  {measured.name}: "
+                f"presence {measured.presence:.6g} of {measured.stated:.6g} stated, "
+                f"replacement {measured.replacement:.6g} of {measured.stated_replacement:.6g}"
             )
         if not self.finite:
             lines.append("  A sum is not finite: a record is multiplied by zero, not selected.")
@@ -107,12 +135,14 @@ def replay(
     seed: int | None = None,
     **settings: Setting,
 ) -> Replay:
-    """Measures what one record can do to the sums of the model's own step, against the sensitivity that the step states.
+    """Measures how far one record moves the sums of the model's own step.
 
-    The step runs without noise on the records, without record i, and with another record in its place. The randomness is
-    the same in all runs, and the removed record is masked at its index, so that all other records keep their random numbers.
-    The differences must then not exceed the sensitivity that the noise is scaled to (contract C3), whatever the records hold.
-    Works for every model, layer and loss; the variables and the ledger do not change.
+    The step runs without noise on the records, without record i, and with another record in its
+    place. The randomness is the same in all runs, and the removed record is masked at its index, so
+    that all other records keep their random numbers. The differences must then not exceed the
+    sensitivity that the step states and that the noise is scaled to (contract C3), whatever the
+    records hold. This works for every model, layer and loss. The variables and the ledger do not
+    change.
 
     ```python
     model.compile(optimizer, epsilon=1.0, delta=1e-5)
@@ -120,22 +150,26 @@ def replay(
     ```
 
     Args:
-      model: a compiled model, fitted or not.
-      x: simulated or public records as for `fit`; 10 to 100 are enough. The result of an audit is *not private*.
-      y: likewise.
-      sample_weight: likewise.
-      neighbours: records to put in place of a record, `{"x": ..., "y": ..., "sample_weight": ...}` of any number of rows. By
-        default rows of extreme values, NaN and infinities among them.
-      at: indices of the records to remove and replace; by default the first, the middle and the last.
-      num_steps: steps for each pair, with draws of their own.
-      seed: of the draws; None for fresh ones.
-      **settings: of `model.make_data`, such as `batch_size`. By default a step takes all records, so that none is missed.
+      model: A compiled model, fitted or not.
+      x: Simulated or public records as for `fit`; 10 to 100 are enough. The result of an audit is
+        *not private*.
+      y: Their outcomes, likewise.
+      sample_weight: Their weights, likewise.
+      neighbours: Records to put in place of a record, `{"x": ..., "y": ..., "sample_weight": ...}`
+        of any number of rows. By default rows of extreme values, NaN and infinities among them.
+      at: The indices of the records to remove and replace; by default the first, the middle and the
+        last.
+      num_steps: The number of steps for each pair, with draws of their own.
+      seed: The seed of the draws; None for fresh ones.
+      **settings: Arguments of `model.make_data`, such as `batch_size`. By default a step takes all
+        records, so that none is missed.
 
     Returns:
       The largest differences, with `holds` and a plain-text form.
 
     Raises:
-      ValueError: the model draws random numbers that do not follow from the step's key, so that no step can be repeated.
+      ValueError: The model draws random numbers that do not follow from the step's key, so that no
+        step can be repeated.
     """
     check.count("num_steps", num_steps, 1)
     num = num_rows(x)
@@ -143,15 +177,19 @@ def replay(
         model, x, y, sample_weight, num_steps=None, **{"batch_size": num, **settings}
     )
     records = tf.nest.map_structure(lambda part: part.numpy(), step.tensors)
-    rows = _extremes(records) if neighbours is None else converted(model, "neighbours", neighbours)
+    if neighbours is None:
+        rows = _extremes(records)
+    else:
+        rows = convert_rows(model, "neighbours", neighbours)
     tf.nest.assert_same_structure(records, rows)
     key = new_key(seed)
     runs = _Runs(step, key, num_steps)
     full = runs(records)
     if not all(np.array_equal(a, b) for a, b in zip(full, runs(records), strict=True)):
         raise ValueError(
-            "model: two steps with the same key differ, so none can be replayed. Draw from the key that the step passes, or "
-            "leave out layers with random numbers of their own (Dropout) for the audit."
+            "model: two steps with the same key differ, so none can be replayed. Draw from the key "
+            "that the step passes, or leave out layers with random numbers of their own (Dropout) "
+            "for the audit."
         )
     places = sorted({0, num // 2, num - 1}) if at is None else at
     largest = _Largest(step.parts, step.mechanism.sensitivity)
@@ -168,7 +206,10 @@ def replay(
 
 
 class _Runs:
-    """Runs a step without noise from the same state; returns what was released, and the variables that it changed."""
+    """Runs a step without noise, each time from the same state.
+
+    A call returns the released values, followed by the values of all variables after the step.
+    """
 
     def __init__(self, step: ObservedStep, key: np.ndarray, num_steps: int) -> None:
         self._step = step
@@ -244,35 +285,48 @@ class _Largest:
 
 
 def _largest_norm(difference: np.ndarray) -> float:
-    """Returns the largest l2 norm of the rows; infinite if one is not finite."""
+    """Returns the largest l2 norm of the rows; infinite if a row is not finite."""
     norms = np.sqrt(np.sum(np.square(difference), axis=1))
     return float(np.max(np.where(np.isfinite(norms), norms, np.inf)))
 
 
 def _extremes(records: dict[str, Structure]) -> dict[str, Structure]:
-    """Returns records of extreme floats; integers, such as labels, are those of the first records."""
+    """Returns records of extreme floats; integers, such as labels, are of the first records."""
     num = len(tf.nest.flatten(records)[0])
 
     def rows(part: np.ndarray) -> np.ndarray:
-        taken = part[np.arange(2 * len(EXTREMES)) % num].copy()
+        extreme = part[np.arange(2 * len(EXTREMES)) % num].copy()
         if part.dtype.kind == "f":
             values = np.asarray(EXTREMES, part.dtype)
-            taken[: len(values)] = values.reshape(-1, *[1] * (part.ndim - 1))
-            # Beside rows of one value: ordinary records, much enlarged.
+            extreme[: len(values)] = values.reshape(-1, *[1] * (part.ndim - 1))
+            # Beside rows of a single value: ordinary records, much enlarged.
             with np.errstate(over="ignore"):
-                taken[len(values) :] *= 1e3
-        return taken
+                extreme[len(values) :] *= 1e3
+        return extreme
 
     return tf.nest.map_structure(rows, records)
 
 
 def rounding(dtype: np.dtype | type, num_records: int, num_coordinates: int) -> float:
-    """Returns an allowance for rounding, in clips: of a record's scale, and of sums of `num_records` vectors."""
+    """Returns an allowance for rounding, in clips.
+
+    Args:
+      dtype: The float dtype of the sums.
+      num_records: The number of vectors in a sum.
+      num_coordinates: The number of their coordinates, over which a record's scale is rounded.
+    """
     return float(np.finfo(dtype).eps) * (8 + math.sqrt(num_coordinates) + 2 * num_records)
 
 
 def with_row(records: Structure, other: Structure, at: int, row: int) -> Structure:
-    """Returns a copy of records whose record `at` is record `row` of other records of the same structure."""
+    """Returns a copy of records in which one is replaced.
+
+    Args:
+      records: The records, a structure of arrays.
+      other: Other records, of the same structure.
+      at: The index of the record to replace.
+      row: The index of the other record that takes its place.
+    """
 
     def put(part: np.ndarray, source: np.ndarray) -> np.ndarray:
         changed = np.array(part)

@@ -1,4 +1,4 @@
-"""A Bayesian model as a frozen value: a prior, a likelihood, and what can be computed from them without records."""
+"""A Bayesian model as a frozen value, a prior and a likelihood, and what follows from these."""
 
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.predictive import PosteriorPredictive

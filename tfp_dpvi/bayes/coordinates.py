@@ -18,7 +18,26 @@ LogDensity = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class Coordinates:
-    """A prior's parameters, unconstrained and flat, part by part in the order of `tf.nest.flatten`."""
+    """A prior's parameters, unconstrained and flat.
+
+    The parts follow each other in the order of `tf.nest.flatten`.
+
+    Args:
+      prior: The prior, joint or single.
+
+    Raises:
+      ValueError: TFP has no bijector from its support to the real line.
+
+    ```python
+    >>> from tfp_dpvi._tf import tf, tfd
+    >>> coordinates = Coordinates(tfd.LogNormal(tf.zeros([2]), 1.0))
+    >>> coordinates.num, coordinates.names
+    (2, ['parameter[0]', 'parameter[1]'])
+    >>> coordinates.flatten_one(tf.ones([2])).tolist()
+    [0.0, 0.0]
+
+    ```
+    """
 
     def __init__(self, prior: tfd.Distribution) -> None:
         self._prior = prior
@@ -31,16 +50,17 @@ class Coordinates:
         self.num = sum(self.sizes)
 
     def broadcasts(self) -> bool:
-        """Returns whether the prior draws several values at once with the structure of single ones."""
+        """Returns whether the prior draws several values at once, each with its own density."""
+        num = 7
         try:
-            draws = tf.constant(self.prior_draws(7), self.dtype)
-            both = np.asarray(as_graph(lambda: self.log_prior(draws)))
+            draws = tf.constant(self.prior_draws(num), self.dtype)
+            together = np.asarray(as_graph(lambda: self.log_prior(draws)))
         except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
             return False
-        alone = as_graph(lambda: tf.map_fn(self.log_prior, draws))
-        return bool(
-            both.shape == (7,) and np.allclose(both, np.asarray(alone), rtol=1e-3, equal_nan=True)
-        )
+        alone = np.asarray(as_graph(lambda: tf.map_fn(self.log_prior, draws)))
+        if together.shape != (num,):
+            return False
+        return bool(np.allclose(together, alone, rtol=1e-3, equal_nan=True))
 
     def flatten(self, params: Structure) -> list[tf.Tensor]:
         """Returns the parts of one value of the parameters, as vectors on the real line."""
@@ -61,7 +81,12 @@ class Coordinates:
         return self._to_support.forward(self._unflat(parts))
 
     def prior_draws(self, num: int, seed: Sequence[int] | np.ndarray = (0, 3)) -> np.ndarray:
-        """Returns draws from the prior, shape [num, D]."""
+        """Returns draws from the prior as vectors on the real line, float64 of shape [num, D].
+
+        Args:
+          num: The number of draws.
+          seed: A seed of TFP, two integers.
+        """
         parts = self.flatten_batch(self._prior.sample(num, seed=tf.constant(seed, tf.int32)))
         draws: np.ndarray = tf.concat(parts, axis=-1).numpy().astype(np.float64)
         return draws
@@ -75,17 +100,17 @@ class Coordinates:
 
     @property
     def names(self) -> list[str]:
-        """Returns the coordinates' names, such as "w[0]"."""
+        """The coordinates' names, such as "w[0]"."""
         return entry_names(self._like)
 
     @property
     def bijector(self) -> tfp.bijectors.Bijector:
-        """Returns the bijector from vectors of shape [num] to the parameters."""
+        """The bijector from vectors of shape [num] to the parameters."""
         return surrogates.flat_bijector(self._to_support, self._like)
 
     @functools.cached_property
     def log_density(self) -> LogDensity:
-        """Returns the prior's log density and its gradient at points of shape [n, D], as a function in NumPy."""
+        """The prior's log density and its gradient at points of shape [n, D], for NumPy."""
 
         @function_of_model
         def with_gradient(points: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -112,7 +137,10 @@ class Coordinates:
 
 
 def entry_names(structure: Structure) -> list[str]:
-    """Returns a name for each entry of a structure of tensors, as "w[3]", in the order of `tf.nest.flatten`."""
+    """Returns a name for each entry of a structure of tensors, such as "w[3]".
+
+    The names are in the order of `tf.nest.flatten`.
+    """
     named = [
         ("/".join(map(str, path)) or "parameter", part)
         for path, part in tree.flatten_with_path(structure)

@@ -8,27 +8,33 @@ from tfp_dpvi._tf import function_of_model, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.predictive import posterior_draws
 
-_TIMES_WIDER, _LEAST = (
-    10.0,
-    3.0,
-)  # No posterior's standard deviation on the real line is so many times the prior's.
+# No posterior's standard deviation on the real line is so many times the prior's.
+_TIMES_WIDER = 10.0
+# Standard deviations up to this one are no divergence, however narrow the prior is.
+_LEAST = 3.0
 
 
-class Spread:
-    """Compares a surrogate's standard deviations with the prior's on the real line, if TFP has a bijector to it.
+class DivergenceCheck:
+    """Compares a surrogate's standard deviations with the prior's, on the real line.
 
-    Says nothing of a prior that does not draw several values at once.
+    A surrogate that is many times as wide as the prior has diverged. The check says nothing of a
+    prior from whose support TFP has no bijector to the real line, nor of one that does not draw
+    several values at once.
+
+    Args:
+      prior: The prior over the parameters.
+      surrogate: The surrogate posterior, a function of released variables.
     """
 
     def __init__(self, prior: tfd.Distribution, surrogate: tfd.Distribution) -> None:
-        self._known = np.zeros(0)
+        self._prior_deviations = np.zeros(0)
         try:
             coordinates = Coordinates(prior)
         except ValueError:
             return
         if not coordinates.broadcasts():
             return
-        self._known = coordinates.prior_draws(256).std(axis=0)
+        self._prior_deviations = coordinates.prior_draws(256).std(axis=0)
 
         def draws() -> tf.Tensor:
             parts = posterior_draws(surrogate, 64, tf.constant([0, 1]))
@@ -38,10 +44,12 @@ class Spread:
 
     def fault(self) -> str | None:
         """Returns a description of the divergence, or None."""
-        if not len(self._known):
+        if not len(self._prior_deviations):
             return None
         deviations = self._draws().numpy().astype(np.float64).std(axis=0)
-        ratio = float(np.max(np.where(deviations <= _LEAST, 0.0, deviations / self._known)))
-        if ratio <= _TIMES_WIDER:  # False for NaN, from draws that overflow.
+        ratios = np.where(deviations <= _LEAST, 0.0, deviations / self._prior_deviations)
+        ratio = float(np.max(ratios))
+        # NaN, from draws that overflow, is a divergence too.
+        if ratio <= _TIMES_WIDER:
             return None
         return f"the surrogate posterior is {ratio:.3g} times as wide as the prior, and diverges"

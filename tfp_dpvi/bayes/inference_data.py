@@ -11,7 +11,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import outcome_of_each, over_draws, posterior_draws
-from tfp_dpvi.data import make_records
+from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.data.shapes import flat_names
 
 InferenceData: TypeAlias = Any
@@ -24,9 +24,8 @@ def import_arviz() -> Any:
     """Returns the module `arviz`; raises `ImportError` with the way to install it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # Importing it announces the next version.
+            # Importing it announces the next version.
+            warnings.simplefilter("ignore", FutureWarning)
             import arviz
     except ImportError as error:
         raise ImportError(
@@ -43,7 +42,16 @@ def outcomes(
     seed: int | None,
     num_records: int | None = None,
 ) -> Structure:
-    """Returns outcomes at tensors `inputs` (or `num_records` whole records, or one) for each of `num` draws."""
+    """Returns outcomes for each of several draws, as NumPy arrays.
+
+    Args:
+      model: Prior and likelihood.
+      draws: Draws of the parameters, in the first dimension.
+      num: The number of draws.
+      inputs: The inputs of the outcomes as tensors, or None for a model of whole records.
+      seed: The seed of the outcomes, or None for fresh ones.
+      num_records: The number of whole records for each draw, or None for a single record.
+    """
     shape = () if num_records is None else (num_records,)
     key = _random.tfp_seed(_random.fold_in(tf.constant(_random.new_key(seed)), 1))
     drawn = outcome_of_each(
@@ -62,7 +70,7 @@ def to_inference_data(
     num_draws: int,
     seed: int,
 ) -> InferenceData:
-    """Returns groups of draws, predictions and log densities; see `DPVI.to_inference_data`.
+    """Returns groups of draws, predictions and log densities, see `DPVI.to_inference_data`.
 
     Args:
       model: Prior and likelihood.
@@ -88,29 +96,30 @@ def to_inference_data(
     records = None if observed is None else _records(model, x_public, y_public)
     groups: dict[str, dict[str, np.ndarray]] = {}
     sources = {"posterior": posterior, "prior": model.prior}
-    draws = {name: posterior_draws(one, num_draws, seed) for name, one in sources.items()}
-    for name, of_one in draws.items():
-        groups[name] = group(of_one, "parameter")
+    draws = {name: posterior_draws(source, num_draws, seed) for name, source in sources.items()}
+    for name, params in draws.items():
+        groups[name] = group(params, "parameter")
         if model.generative or x_public is not None:
             num_records = records.num if records is not None and model.generative else None
-            drawn = outcomes(model, of_one, num_draws, inputs, seed, num_records)
-            groups[f"{name}_predictive"] = group(drawn, what)
+            predicted = outcomes(model, params, num_draws, inputs, seed, num_records)
+            groups[f"{name}_predictive"] = group(predicted, what)
     if records is not None:
-        seen = records.x if model.generative else records.y
-        groups["observed_data"] = dict(
-            zip(flat_names(seen, what), map(np.asarray, tf.nest.flatten(seen)), strict=True)
-        )
+        parts = records.x if model.generative else records.y
+        arrays = map(np.asarray, tf.nest.flatten(parts))
+        groups["observed_data"] = dict(zip(flat_names(parts, what), arrays, strict=True))
     if unsafe_records is not None:
         records = _records(model, *unsafe_records)
     if records is not None:
-        given = (records.x,) if records.y is None else (records.x, records.y)
-        x, y = (*tf.nest.map_structure(tf.convert_to_tensor, given), None)[:2]
+        x = tf.nest.map_structure(tf.convert_to_tensor, records.x)
+        y = None
+        if records.y is not None:
+            y = tf.nest.map_structure(tf.convert_to_tensor, records.y)
         logs = over_draws(lambda params: model.log_prob(params, x, y), draws["posterior"])
         groups["log_likelihood"] = group(logs, what)
     return arviz.from_dict(**groups)
 
 
-def _records(model: BayesianModel, x: Structure, y: Structure | None = None) -> Any:
+def _records(model: BayesianModel, x: Structure, y: Structure | None = None) -> Records:
     return make_records(x, y, None, dtype=model.dtype, validate=True)
 
 
@@ -120,7 +129,17 @@ def check_public(
     y_public: Structure | None,
     unsafe_records: tuple[Structure, ...] | None,
 ) -> None:
-    """Raises `ValueError` if these arguments of `to_inference_data` do not go together."""
+    """Checks that arguments of `to_inference_data` go together.
+
+    Args:
+      model: Prior and likelihood.
+      x_public: Records declared public.
+      y_public: Their outcomes.
+      unsafe_records: Private records, (x, y) or (x,).
+
+    Raises:
+      ValueError: They do not.
+    """
     if y_public is not None and model.generative:
         raise ValueError(
             "y_public was passed, but this model takes whole records: pass them as x_public."
@@ -133,11 +152,11 @@ def check_public(
         return
     if (x_public if model.generative else y_public) is not None:
         raise ValueError(
-            "unsafe_records was passed with public outcomes: pass one, for the group log_likelihood."
+            "unsafe_records was passed with public outcomes: "
+            "pass one, for the group log_likelihood."
         )
-    if not isinstance(unsafe_records, tuple) or len(unsafe_records) != (
-        1 if model.generative else 2
-    ):
+    num_parts = 1 if model.generative else 2
+    if not isinstance(unsafe_records, tuple) or len(unsafe_records) != num_parts:
         raise ValueError(
             f"unsafe_records must be a tuple {'(x,)' if model.generative else '(x, y)'}."
         )

@@ -20,7 +20,10 @@ LIKELIHOOD_ERRORS = (
     AttributeError,
     NotImplementedError,
 )
-"""Exceptions of a user's function that does not fit its data; TensorFlow's shape errors are `ValueError`s."""
+"""Exceptions of a user's function that does not fit its data.
+
+TensorFlow's shape errors are `ValueError`s.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +56,8 @@ class BayesianModel:
     likelihood: Callable[..., tfd.Distribution]
 
     def __post_init__(self) -> None:
-        _ = self.generative  # Raises for a likelihood of other arguments.
+        # Computed here, since it raises for a likelihood of other arguments.
+        _ = self.generative
 
     @functools.cached_property
     def generative(self) -> bool:
@@ -78,23 +82,42 @@ class BayesianModel:
         distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
         if not isinstance(distribution, tfd.Distribution):
             raise TypeError(
-                f"likelihood returned {type(distribution).__name__}; it must return a TFP distribution."
+                f"likelihood returned {type(distribution).__name__}; "
+                "it must return a TFP distribution."
             )
         return distribution
 
     def log_prob(self, params: Structure, x: Structure, y: Structure | None = None) -> tf.Tensor:
-        """Returns the log-likelihoods of a batch of n records, shape [n], at one value of the parameters."""
+        """Returns the log-likelihoods of a batch of n records, shape [n].
+
+        Args:
+          params: A single value of the prior's structure.
+          x: The batch, a structure of tensors with the records in the first dimension.
+          y: The outcomes, or None for a model of whole records.
+        """
         distribution = self.distribution_at(params, x)
         return distribution.log_prob(as_event(x if y is None else y, distribution))
 
     def record_log_prob(self, params: Structure, record: dict[str, Structure]) -> tf.Tensor:
-        """Returns the log-likelihood of one record {"x": ..., "y": ...} without a batch dimension."""
+        """Returns the log-likelihood of a single record, a scalar.
+
+        Args:
+          params: A single value of the prior's structure.
+          record: Its parts under "x" and "y", without a batch dimension.
+        """
         batch = tf.nest.map_structure(lambda part: part[None], record)
         return self.log_prob(params, batch["x"], batch.get("y"))[0]
 
 
 def as_event(value: Structure, distribution: tfd.Distribution) -> Structure:
-    """Casts observations as Keras users expect: integers to floats for continuous outcomes, bools to numbers."""
+    """Casts observations as Keras users expect.
+
+    Integers become floats for continuous outcomes, and bools become numbers.
+
+    Args:
+      value: The observations.
+      distribution: The distribution whose dtypes they should have.
+    """
 
     def cast(part: tf.Tensor, kind: tf.DType) -> tf.Tensor:
         kind = tf.as_dtype(kind)
@@ -109,6 +132,7 @@ def as_event(value: Structure, distribution: tfd.Distribution) -> Structure:
 
 
 def _takes_params_alone(likelihood: Callable[..., tfd.Distribution]) -> bool:
+    """Returns whether a likelihood takes `params` and not `(params, x)`."""
     parameters = inspect.signature(likelihood).parameters.values()
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return False
@@ -118,6 +142,7 @@ def _takes_params_alone(likelihood: Callable[..., tfd.Distribution]) -> bool:
     )
     if num not in (1, 2):
         raise ValueError(
-            f"likelihood takes {num} arguments: define likelihood(params, x), or likelihood(params)."
+            f"likelihood takes {num} arguments: "
+            "define likelihood(params, x), or likelihood(params)."
         )
     return num == 1

@@ -71,13 +71,10 @@ def paired(
 
 def curvature_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
     """Returns the joint releases of a paired clip of d parameters: its curvature and the part that was clipped away."""
-    bound = (
-        clip.bound if math.isfinite(clip.bound) else 1.0
-    )  # Without a clip there is no noise to scale.
     gradient = 1.0 - _MATRIX_SHARE - _SCALE_SHARE
     return (
-        Curvature(size, bound, math.sqrt(gradient / _MATRIX_SHARE)),
-        ClippedAway(clip.bound, math.sqrt(gradient / _SCALE_SHARE)),
+        Curvature(size, clip.unit, math.sqrt(gradient / _MATRIX_SHARE)),
+        ClippedAway(clip, math.sqrt(gradient / _SCALE_SHARE)),
     )
 
 
@@ -140,9 +137,9 @@ class ClippedAway(JointRelease):
 
     name, shape, noise_ratio, sensitivity = "clipped_away", (), 1.0, Sensitivity()
 
-    def __init__(self, bound: float, noise_ratio: float) -> None:
-        self._bound, self.noise_ratio = bound, noise_ratio
-        most = _CAP / 2.0 * (bound if math.isfinite(bound) else 1.0) ** 2
+    def __init__(self, clip: Clip, noise_ratio: float) -> None:
+        self._bound, self.noise_ratio = clip.bound, noise_ratio
+        most = _CAP / 2.0 * clip.unit**2
         self.sensitivity = Sensitivity(most, most)
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:

@@ -59,10 +59,10 @@ class Pairing:
             raise CannotPairError(
                 "the prior does not draw several values at once (use tfd.Sample for repeated parts)"
             )
-        self.reached = self._find_reached(records)
+        self.parameters_read = self._find_parameters_read(records)
         ends = np.cumsum([0, *self.coordinates.sizes])
         self.index = np.concatenate(
-            [np.arange(ends[part], ends[part + 1]) for part in self.reached]
+            [np.arange(ends[part], ends[part + 1]) for part in self.parameters_read]
         )
         if len(self.index) > MOST_COORDINATES:
             raise CannotPairError(
@@ -95,7 +95,7 @@ class Pairing:
                 params, log_q = surrogate.experimental_sample_and_log_prob(seed=seed)
                 divergence = (log_q - prior.log_prob(params)) / spec.num_records
                 parts = self.coordinates.flatten(params)
-                theta = tf.concat([parts[part] for part in self.reached], axis=0)
+                theta = tf.concat([parts[part] for part in self.parameters_read], axis=0)
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
 
             def simulate(
@@ -124,7 +124,9 @@ class Pairing:
             return paired(losses, simulate, theta, clip, pull_back=pull_back, **terms)
 
         releases = curvature_releases(len(self.index), clip)
-        return ClippedGradient(draw, clip, joint=releases, identity=("paired", self.reached))
+        return ClippedGradient(
+            draw, clip, joint=releases, identity=("paired", self.parameters_read)
+        )
 
     def pairs(self, vector: tf.Tensor, x: Structure, seeds: tf.Tensor) -> tuple[Structure, ...]:
         """Returns pairs of simulated records: both outcomes, `deltas`, and both log densities of shape [n].
@@ -145,7 +147,7 @@ class Pairing:
     def deltas(self, vector: tf.Tensor, x: Structure, pairs: Sequence[Structure]) -> tf.Tensor:
         """Returns the differences of the scores of pairs of outcomes, shape [n, d]."""
         parts = tf.split(vector, self.coordinates.sizes)
-        theta = tf.concat([parts[part] for part in self.reached], axis=0)
+        theta = tf.concat([parts[part] for part in self.parameters_read], axis=0)
 
         def delta(record: Sequence[Structure]) -> tf.Tensor:
             one, *both = tf.nest.map_structure(lambda part: part[None], record)
@@ -174,12 +176,12 @@ class Pairing:
     ) -> tfd.Distribution:
         """Returns the likelihood with `theta` for the parts that it reads."""
         replaced = list(parts)
-        sizes = [self.coordinates.sizes[part] for part in self.reached]
-        for part, vector in zip(self.reached, tf.split(theta, sizes), strict=True):
+        sizes = [self.coordinates.sizes[part] for part in self.parameters_read]
+        for part, vector in zip(self.parameters_read, tf.split(theta, sizes), strict=True):
             replaced[part] = vector
         return self._model.distribution_at(self.coordinates.constrain(replaced), x)
 
-    def _find_reached(self, records: Records) -> tuple[int, ...]:
+    def _find_parameters_read(self, records: Records) -> tuple[int, ...]:
         """Returns the parts that the likelihood reads, by tracing a simulation and a density on the records' shapes."""
         found: list[tuple[int, ...]] = []
 

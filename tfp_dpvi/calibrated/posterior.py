@@ -139,8 +139,8 @@ class Calibrator:
         generator = np.random.default_rng(
             0
         )  # For Monte Carlo over released values, which needs no secret seed.
-        bound = noise.clip if math.isfinite(noise.clip) else 1.0
-        prior = CurvaturePrior.isotropic(len(index), noise.num_records, bound)
+        unit = mechanism.gradient.clip.unit
+        prior = CurvaturePrior.isotropic(len(index), noise.num_records, unit)
         mismatch, bends = math.nan, False
         if simulator is not None:
             path = self._path(window, generator)

@@ -1,17 +1,30 @@
-"""The records of a fit, checked before anything is spent."""
+"""The records of a fit, checked before anything is spent, and the public schema of columns."""
 
+from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dataset import DatasetData
+from tfp_dpvi.data.dates import Date
 from tfp_dpvi.data.records import ArrayData, Data, Records, by_column, make_records
+from tfp_dpvi.data.schema import Layout, Schema, TableData
 from tfp_dpvi.data.streaming import RecordSource, RowBatches, StreamedData, wants_stream
 
 __all__ = [
+    "MISSING",
     "ArrayData",
+    "Binary",
+    "Categorical",
+    "Column",
+    "Continuous",
     "Data",
     "DatasetData",
+    "Date",
+    "Integer",
+    "Layout",
     "RecordSource",
     "Records",
     "RowBatches",
+    "Schema",
     "StreamedData",
+    "TableData",
     "by_column",
     "make_records",
     "wants_stream",

@@ -1,7 +1,7 @@
-"""Columns of a table: public descriptions, and the coding of values as levels.
+"""Public descriptions of columns, and the coding of values as levels.
 
-A column has a fixed number of levels, numbered from 0, each a category or an interval of numbers. The allowed values are
-public; records with other values are refused.
+A column has a fixed number of levels, numbered from 0, each a category or an interval of numbers.
+The allowed values are public; records with other values are refused.
 """
 
 from __future__ import annotations
@@ -19,21 +19,35 @@ import numpy as np
 from tfp_dpvi import _validate as check
 
 MISSING = -1
-FINEST = 16**4  # The maximal number of bins of a private histogram of a number.
+"""The level of a missing value."""
 
-_MOST_SHOWN = 8  # Numbers of a description, in a message.
+FINEST = 16**4
+"""The maximal number of bins of a private histogram of a number."""
+
+# Numbers of a description that a message shows.
+_MOST_SHOWN = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Column(abc.ABC):
     """Base class of column descriptions. Subclasses are frozen values.
 
+    ```python
+    >>> from tfp_dpvi.data import Binary, Column, Integer
+    >>> isinstance(Integer(17, 90), Column)
+    True
+    >>> Binary(missing=True) == Binary()
+    False
+
+    ```
+
     Attributes:
-      missing: whether values may be missing (None, NaN or pandas' NA).
+      missing: Whether values may be missing (None, NaN or pandas' NA).
+      kinds: NumPy kinds of dtypes for such values, besides "O".
     """
 
     missing: bool = dataclasses.field(default=False, kw_only=True)
-    kinds: ClassVar[str]  # NumPy kinds of dtypes for such values, besides "O".
+    kinds: ClassVar[str]
 
     @property
     @abc.abstractmethod
@@ -42,47 +56,89 @@ class Column(abc.ABC):
 
     @property
     def description(self) -> Column:
-        """The user's description: the column itself, unless a private histogram chose its levels."""
+        """The user's description: the column itself, unless a histogram chose its levels."""
         return self
 
     @property
     def fine(self) -> Column | None:
-        """The column with the finest levels that a private histogram may group; None if there is no choice."""
+        """The column with the finest levels that a private histogram may group.
+
+        It is None if there is no choice of levels.
+        """
         return None
 
+    @property
+    def finest(self) -> Column:
+        """The column with its finest levels: `fine`, or the column itself without a choice."""
+        return self.fine or self
+
     @abc.abstractmethod
-    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Returns levels, int32 [n], of values without missing ones; raises `ValueError` for invalid values."""
+    def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Returns the levels of values of which none is missing.
+
+        Args:
+          name: The column's name, for messages.
+          values: Array of shape [n].
+
+        Returns:
+          int32 array of shape [n].
+
+        Raises:
+          ValueError: A value is not allowed.
+        """
 
     @abc.abstractmethod
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns values for levels without missing ones; numbers are uniform within their interval."""
+        """Returns values of levels of which none is missing; numbers are uniform in their interval.
+
+        Args:
+          levels: Integer array of shape [n].
+          generator: The source of the numbers.
+
+        Returns:
+          Array of shape [n].
+        """
 
     def encode(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Returns levels, int32 [n], -1 for missing, of values [n]; `ValueError` for values that are not allowed."""
+        """Returns the levels of values.
+
+        Args:
+          name: The column's name, for messages.
+          values: Array of shape [n].
+
+        Returns:
+          int32 array of shape [n], -1 for missing values.
+
+        Raises:
+          ValueError: A value is not allowed.
+        """
         absent = is_missing(values)
         if absent.any() and not self.missing:
             raise ValueError(
                 f"column {name!r} has missing values in {check.rows(absent)}: describe it with "
-                "missing=True, or "
-                "fill them."
+                "missing=True, or fill them."
             )
         codes = np.full(len(values), MISSING, np.int32)
-        codes[~absent] = self._levels(name, values[~absent])
+        codes[~absent] = self.levels_of(name, values[~absent])
         return codes
 
 
 @dataclasses.dataclass(frozen=True)
 class Numeric(Column):
-    """Base class of `Continuous` and `Integer`: bounds and bins."""
+    """Base class of `Continuous` and `Integer`: bounds and bins.
+
+    Attributes:
+      step: The distance between neighbouring numbers, 0 for real ones.
+      fault: What an error calls values that cannot be converted.
+    """
 
     lower: float
     upper: float
     bins: int | Sequence[float] = 16
     spikes: Sequence[float] = ()
     kinds: ClassVar[str] = "iuf"
-    step: ClassVar[int] = 0  # Between neighbouring numbers.
-    _not: ClassVar[str] = "no numbers"
+    step: ClassVar[int] = 0
+    fault: ClassVar[str] = "no numbers"
 
     def __post_init__(self) -> None:
         low = check.real("lower", self.lower, "pass a public bound")
@@ -102,10 +158,12 @@ class Numeric(Column):
                     f"{self.lower!r} and below {self.upper!r}."
                 )
             object.__setattr__(self, "bins", inner)
+        object.__setattr__(self, "spikes", self._checked_spikes())
+
+    def _checked_spikes(self) -> tuple[float, ...]:
         spikes = self._floats("spikes")
-        if not all(self.lower <= value <= self.upper for value in spikes) or len(set(spikes)) < len(
-            spikes
-        ):
+        within = all(self.lower <= value <= self.upper for value in spikes)
+        if not within or len(set(spikes)) < len(spikes):
             raise ValueError(
                 f"spikes={_described(self.spikes)} must be different numbers from {self.lower} to "
                 f"{self.upper}."
@@ -113,18 +171,17 @@ class Numeric(Column):
         if spikes and not (isinstance(self.bins, int) and self.bins > 2 * len(spikes)):
             raise ValueError(
                 f"spikes={_described(self.spikes)} need bins={_described(self.bins)} to be a "
-                f"number above {2 * len(spikes)}; with your own edges, use "
-                "a bin for each spike."
+                f"number above {2 * len(spikes)}; with your own edges, use a bin for each spike."
             )
-        object.__setattr__(self, "spikes", spikes)
+        return spikes
 
     def _floats(self, name: str) -> tuple[float, ...]:
         try:
             return tuple(float(value) for value in getattr(self, name))
         except (TypeError, ValueError):
             raise TypeError(
-                f"{name}={_described(getattr(self, name))} must be a list of numbers, such as [0, "
-                "10]."
+                f"{name}={_described(getattr(self, name))} must be a list of numbers, such as "
+                "[0, 10]."
             ) from None
 
     def next_after(self, value: float) -> float:
@@ -133,7 +190,10 @@ class Numeric(Column):
 
     @property
     def edges(self) -> np.ndarray:
-        """Edges of the bins, float64 [num_levels + 1]; a bin includes its lower edge and not its upper one."""
+        """Edges of the bins, float64 [num_levels + 1].
+
+        A bin includes its lower edge and not its upper one.
+        """
         end = self.upper + self.step
         if not isinstance(self.bins, int):
             return np.array([self.lower, *self.bins, end], np.float64)
@@ -145,15 +205,9 @@ class Numeric(Column):
 
     @property
     def special(self) -> tuple[float, ...]:
-        """Common values (0 and the bounds) and the declared spikes, which have their own finest bins."""
-        return (
-            *self.spikes,
-            *(
-                value
-                for value in (self.lower, 0.0, self.upper)
-                if self.lower <= value <= self.upper
-            ),
-        )
+        """Values with finest bins of their own: 0, the bounds and the declared spikes."""
+        common = (self.lower, 0.0, self.upper)
+        return (*self.spikes, *(value for value in common if self.lower <= value <= self.upper))
 
     @functools.cached_property
     def fine(self) -> Column | None:
@@ -176,49 +230,69 @@ class Numeric(Column):
         """Returns the bins of numbers within the bounds, int32 [n]."""
         return np.searchsorted(self.edges[1:-1], numbers, side="right").astype(np.int32)
 
-    def _converted(self, values: np.ndarray) -> np.ndarray:
+    def to_numbers(self, values: np.ndarray) -> np.ndarray:
+        """Returns values of shape [n] as numbers; NumPy's errors are caught by the caller."""
         return values.astype(np.float64)
 
+    def as_text(self, number: float) -> str:
+        """Returns a bound as messages show it."""
+        return str(number)
+
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
-        numbers, strange = converted(self._converted, values)
+        numbers, strange = converted(self.to_numbers, values)
         if strange.any():
             raise ValueError(
-                f"column {name!r} has values that are {self._not} in {check.rows(strange)}: "
+                f"column {name!r} has values that are {self.fault} in {check.rows(strange)}: "
                 "convert them."
             )
         outside = ~((numbers >= self.lower) & (numbers <= self.upper))
         if outside.any():
+            bounds = f"[{self.as_text(self.lower)}, {self.as_text(self.upper)}]"
             raise ValueError(
-                f"column {name!r} has values outside its public bounds [{self._shown(self.lower)}, "
-                f"{self._shown(self.upper)}] in {check.rows(outside)}: clip them, or use wider "
-                "public bounds."
+                f"column {name!r} has values outside its public bounds {bounds} in "
+                f"{check.rows(outside)}: clip them, or use wider public bounds."
             )
         return numbers
-
-    def _shown(self, number: float) -> str:
-        return str(number)
 
 
 @dataclasses.dataclass(frozen=True)
 class Continuous(Numeric):
     """Real numbers between public bounds, modelled by bins; samples are uniform within a bin.
 
+    ```python
+    >>> import numpy as np
+    >>> Continuous(0.0, 2.5, bins=[1.5, 2.0]).encode("height", np.array([1.2, 1.5, 2.5])).tolist()
+    [0, 1, 2]
+
+    ```
+
     Attributes:
-      lower: the smallest allowed value.
-      upper: the largest allowed value.
-      bins: the number of bins, which `Synthesizer.fit` chooses by a private histogram such that each has about as many records
-        and frequent values (zeros, bounds, round numbers) have their own; or the inner edges of the bins.
-      spikes: values with their own bin, frequent or not. 0 and the bounds get one if they are frequent.
-      missing: whether values may be missing.
+      lower: The smallest allowed value.
+      upper: The largest allowed value.
+      bins: The number of bins, or their inner edges. Of a number of bins, `Synthesizer.fit` chooses
+        the edges by a private histogram, such that each bin has about as many records and frequent
+        values (zeros, bounds, round numbers) have their own.
+      spikes: Values with their own bin, frequent or not. 0 and the bounds get one if they are
+        frequent.
+      missing: Whether values may be missing.
     """
 
     kinds: ClassVar[str] = "f"
 
-    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+    def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """See `Column.levels_of`."""
         return self.bins_of(self._numbers(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns uniform draws within the bins, float64 [n]."""
+        """Returns uniform draws within the bins.
+
+        Args:
+          levels: Integer array of shape [n].
+          generator: The source of the draws.
+
+        Returns:
+          float64 array of shape [n].
+        """
         edges = self.edges
         low, high = edges[levels], edges[levels + 1]
         drawn = low + (high - low) * generator.random(len(levels))
@@ -227,39 +301,55 @@ class Continuous(Numeric):
 
 @dataclasses.dataclass(frozen=True)
 class Integer(Numeric):
-    """Whole numbers between public bounds, both included; otherwise as `Continuous`."""
+    """Whole numbers between public bounds, both included; otherwise as `Continuous`.
+
+    ```python
+    >>> import numpy as np
+    >>> Integer(17, 90, bins=[18, 65]).encode("age", np.array([17, 18, 90])).tolist()
+    [0, 1, 2]
+
+    ```
+    """
 
     step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         inner = () if isinstance(self.bins, int) else self.bins
-        given = {
+        fields = {
             "lower": (self.lower,),
             "upper": (self.upper,),
             "bins": inner,
             "spikes": self.spikes,
         }
-        for name, values in given.items():
+        for name, values in fields.items():
             if any(float(value) != math.floor(value) for value in values):
                 raise ValueError(
                     f"{name} has {_described(values)}, not all whole numbers: use Continuous, or "
                     "whole numbers."
                 )
 
-    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+    def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """See `Column.levels_of`."""
         numbers = self._numbers(name, values)
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(
                 f"column {name!r} has values that are not Integer in {check.rows(broken)}: use "
-                "Continuous, or "
-                "round them."
+                "Continuous, or round them."
             )
         return self.bins_of(numbers)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns uniform draws of whole numbers in the bins, int64 [n]."""
+        """Returns uniform draws of whole numbers in the bins.
+
+        Args:
+          levels: Integer array of shape [n].
+          generator: The source of the draws.
+
+        Returns:
+          int64 array of shape [n].
+        """
         edges = self.edges.astype(np.int64)
         return generator.integers(edges[levels], edges[levels + 1])
 
@@ -268,12 +358,20 @@ class Integer(Numeric):
 class Categorical(Column):
     """One of a public list of categories.
 
+    ```python
+    >>> import numpy as np
+    >>> ward = Categorical(["A", "B", "C"], missing=True)
+    >>> ward.encode("ward", np.array(["B", None], object)).tolist()
+    [1, -1]
+
+    ```
+
     Attributes:
-      categories: at least two different values: strings, numbers or other values of the column. Do not collect them from the
-        records.
-      max_levels: of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a private histogram, and
-        merges the others. Samples have all of them.
-      missing: whether values may be missing.
+      categories: At least two different values: strings, numbers or other values of the column. Do
+        not collect them from the records.
+      max_levels: Of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a
+        private histogram, and merges the others. Samples have all of them.
+      missing: Whether values may be missing.
     """
 
     categories: Sequence[Hashable]
@@ -308,26 +406,35 @@ class Categorical(Column):
         """The column itself, if it has more than `max_levels` categories; else None."""
         return self if len(self.categories) > self.max_levels else None
 
-    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+    def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """See `Column.levels_of`."""
         known = {category: level for level, category in enumerate(self.categories)}
 
         def level(value: Hashable) -> int:
             try:
                 return known.get(value, MISSING)
-            except TypeError:  # It cannot be a category.
+            except TypeError:
+                # A value without a hash cannot be a category.
                 return MISSING
 
         levels = np.fromiter(map(level, values.tolist()), np.int32, len(values))
         if (unknown := levels == MISSING).any():
             raise ValueError(
                 f"column {name!r} has values that are not among its categories in "
-                f"{check.rows(unknown)}: map them, "
-                "or add them if public."
+                f"{check.rows(unknown)}: map them, or add them if public."
             )
         return levels
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns the categories, object [n]."""
+        """Returns the categories.
+
+        Args:
+          levels: Integer array of shape [n].
+          generator: Not used: a category is one value.
+
+        Returns:
+          object array of shape [n].
+        """
         del generator
         listed = np.empty(len(self.categories), object)
         listed[:] = self.categories
@@ -336,7 +443,15 @@ class Categorical(Column):
 
 @dataclasses.dataclass(frozen=True)
 class Binary(Column):
-    """False or true, or 0 or 1."""
+    """False or true, or 0 or 1.
+
+    ```python
+    >>> import numpy as np
+    >>> Binary().encode("smokes", np.array([False, True])).tolist()
+    [0, 1]
+
+    ```
+    """
 
     kinds: ClassVar[str] = "biuf"
 
@@ -345,19 +460,27 @@ class Binary(Column):
         """Two."""
         return 2
 
-    def _levels(self, name: str, values: np.ndarray) -> np.ndarray:
+    def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """See `Column.levels_of`."""
         numbers, strange = converted(lambda some: some.astype(np.float64), values)
         strange |= (numbers != 0.0) & (numbers != 1.0)
         if strange.any():
             raise ValueError(
                 f"column {name!r} has values that are not Binary in {check.rows(strange)}: code "
-                "them as 0 and 1, or "
-                "use Categorical."
+                "them as 0 and 1, or use Categorical."
             )
         return numbers.astype(np.int32)
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Bools, [n]."""
+        """Returns bools.
+
+        Args:
+          levels: Integer array of shape [n].
+          generator: Not used: a level is one value.
+
+        Returns:
+          bool array of shape [n].
+        """
         del generator
         return levels.astype(bool)
 
@@ -377,9 +500,16 @@ def _described(values: int | Sequence[Hashable]) -> str:
 def converted(
     convert: Callable[[np.ndarray], np.ndarray], values: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns converted values, and which ones cannot be converted: bool [n].
+    """Converts values, all at once or, where that fails, one by one.
 
     NumPy's errors show the values; here none leaves, not even as a cause.
+
+    Args:
+      convert: The conversion of an array of shape [n].
+      values: Array of shape [n].
+
+    Returns:
+      The converted values, and which ones cannot be converted: bool [n].
     """
     strange = np.zeros(len(values), bool)
     with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -402,7 +532,8 @@ def is_missing(values: np.ndarray) -> np.ndarray:
             else np.zeros(len(values), bool)
         )
     kinds = ("NoneType", "NAType", "NaTType")
-    found = (
-        type(one).__name__ in kinds or (isinstance(one, float) and one != one) for one in values
+    absent = (
+        type(value).__name__ in kinds or (isinstance(value, float) and value != value)
+        for value in values
     )
-    return np.fromiter(found, bool, len(values))
+    return np.fromiter(absent, bool, len(values))

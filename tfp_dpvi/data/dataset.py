@@ -18,22 +18,43 @@ _ONCE, _POISSON = "each_record_once_per_epoch", "poisson"
 
 
 _RECIPES = (
-    "Pass arrays, which fit samples itself, or declare how these batches were drawn:\nfit(dataset, num_records=N, "
-    'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or sampling="each_record_once_per_epoch" under '
-    'compile(neighboring_relation="replace_one"). Shuffling is not Poisson sampling.'
+    "Pass arrays, which fit samples itself, or declare how these batches were drawn:\n"
+    "fit(dataset, num_records=N, "
+    'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or '
+    'sampling="each_record_once_per_epoch" under compile(neighboring_relation="replace_one"). '
+    "Shuffling is not Poisson sampling."
 )
 
 
 class DatasetData:
     """Batches that the user draws, one for each step. See `Data`.
 
-    Elements are x, (x,), (x, y) or (x, y, sample_weight) with a leading batch dimension of any size. `sampling` declares either
-    "each_record_once_per_epoch", that an epoch's batches are disjoint and that no record's batch depends on the records' values
-    (priced without amplification, under replace-one); or "poisson", that each batch holds each record independently with
-    `probability`, drawn anew for every step.
+    ```python
+    >>> batches = tf.data.Dataset.from_tensor_slices(tf.zeros([20, 2])).batch(5)
+    >>> data = DatasetData(
+    ...     batches, "each_record_once_per_epoch", None, 20, 4, None, np.dtype("float32")
+    ... )
+    >>> data.batch_size
+    5.0
+
+    ```
+
+    Args:
+      dataset: Its elements are x, (x,), (x, y) or (x, y, sample_weight) with a leading batch
+        dimension of any size.
+      sampling: "each_record_once_per_epoch" declares that an epoch's batches are disjoint and that
+        no record's batch depends on the records' values (priced without amplification, under
+        replace-one). "poisson" declares that each batch holds each record independently with
+        `probability`, drawn anew for every step.
+      probability: The probability of "poisson"; None otherwise.
+      num_records: The public N.
+      steps_per_epoch: The public number of batches of an epoch.
+      physical_batch_size: The rows of a compiled step; None for a few more than a batch has on
+        average.
+      dtype: The model's float type.
 
     Raises:
-      ValueError: a missing or incomplete declaration; the message says how to declare it.
+      ValueError: A declaration is missing or incomplete; the message says how to declare it.
     """
 
     resumable: bool = False
@@ -56,7 +77,8 @@ class DatasetData:
         if num_records is None or steps_per_epoch is None:
             missing = "num_records" if num_records is None else "steps_per_epoch"
             raise ValueError(
-                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. {_RECIPES}"
+                f"{missing} is missing: a dataset does not tell it, and the accounting needs it. "
+                f"{_RECIPES}"
             )
         self._scheme = _declared_scheme(sampling, probability, steps_per_epoch)
         if sampling != "poisson" and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -79,14 +101,17 @@ class DatasetData:
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
     def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
-        """Yields one call for each batch."""
+        """See `Data`."""
         del key, first, compiled
         for _ in range(steps):
             tensors, rows = self._padded(self._next())
             yield 1, DeclaredBatchSampler(rows, self._scheme, self._rows), tensors
 
     def _next(self) -> tf.Tensor:
-        """Returns the next batch; with "each_record_once_per_epoch", each epoch starts a new pass."""
+        """Returns the next batch.
+
+        With "each_record_once_per_epoch", each epoch starts a new pass.
+        """
         endless = isinstance(self._scheme, PoissonSampling)
         if self._iterator is None or (not endless and self._used == self.steps_per_epoch):
             self._iterator, self._used = iter(self._dataset), 0
@@ -100,8 +125,9 @@ class DatasetData:
                 else f"of {self.steps_per_epoch} batches"
             )
             raise ValueError(
-                f"The dataset ended after {self._used} batches; as declared it is {wanted}. The step that found this has been "
-                "charged and drew no noise. Make the dataset yield as many batches as fit runs."
+                f"The dataset ended after {self._used} batches; as declared it is {wanted}. The "
+                "step that found this has been charged and drew no noise. Make the dataset yield "
+                "as many batches as fit runs."
             ) from None
         self._used += 1
         return batch
@@ -111,7 +137,10 @@ class DatasetData:
         return tf.as_dtype(self._dtype) if dtype.is_floating or dtype.is_bool else dtype
 
     def _padded(self, element: tf.Tensor) -> tuple[dict[str, tf.Tensor], int]:
-        """Returns the batch and a mask, padded to a multiple of the physical size: few shapes, no record dropped."""
+        """Returns the batch with its mask, and the number of its rows.
+
+        It is padded to a multiple of the physical size: few shapes, no record dropped.
+        """
         named = tf.nest.map_structure(
             lambda part: tf.cast(part, self._kind(part.dtype)), _named(element)
         )
@@ -130,12 +159,16 @@ class DatasetData:
         return padded, rows
 
     def _zeros(self) -> Records:
-        """Returns one record of zeros with the dataset's shapes and dtypes, to check the model without drawing a batch."""
+        """Returns one record of zeros with the dataset's shapes and dtypes.
+
+        It serves to check the model without drawing a batch.
+        """
 
         def zeros(spec: tf.TensorSpec) -> np.ndarray:
             if spec.shape.rank is None or spec.shape.rank == 0 or None in spec.shape.as_list()[1:]:
                 raise ValueError(
-                    f"The dataset's elements have shape {spec.shape}: use dataset.batch(...) and fixed record shapes."
+                    f"The dataset's elements have shape {spec.shape}: use dataset.batch(...) and "
+                    "fixed record shapes."
                 )
             return np.zeros([1, *spec.shape.as_list()[1:]], self._kind(spec.dtype).as_numpy_dtype)
 
@@ -147,7 +180,8 @@ def _named(element: Structure) -> dict[str, Structure]:
     parts = element if isinstance(element, tuple) else (element,)
     if not 1 <= len(parts) <= 3:
         raise ValueError(
-            f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, sample_weight)."
+            f"The dataset's elements have {len(parts)} parts; use x, (x, y) or (x, y, "
+            "sample_weight)."
         )
     return dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
@@ -158,7 +192,8 @@ def _declared_scheme(
     if sampling == "poisson":
         if probability is None:
             raise ValueError(
-                'sampling="poisson" with a dataset needs sampling_probability=, the inclusion probability.'
+                'sampling="poisson" with a dataset needs sampling_probability=, the inclusion '
+                "probability."
             )
         return PoissonSampling(probability)
     if probability is not None:

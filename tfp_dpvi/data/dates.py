@@ -16,48 +16,72 @@ _UNITS = ("D", "h", "m", "s")
 
 @dataclasses.dataclass(frozen=True)
 class Date(Integer):
-    """Dates between public bounds, both included; otherwise as `Integer`, with `bins` in units since 1970.
+    """Dates between public bounds, both included.
+
+    Otherwise it is as `Integer`, with `bins` and `spikes` in units since 1970.
+
+    ```python
+    >>> import numpy as np
+    >>> column = Date("2024-02-28", "2024-03-01")
+    >>> column.encode("day", np.array(["2024-02-28", "2024-03-01"], "datetime64[D]")).tolist()
+    [0, 2]
+
+    ```
 
     Attributes:
-      lower: the first date: "2020-01-01", `datetime.date`, `np.datetime64`, or a number of units since 1970.
-      upper: the last date, likewise.
-      unit: the resolution: days "D", hours "h", minutes "m" or seconds "s". Samples are whole units.
-      missing: whether values may be missing.
+      lower: The first date: "2020-01-01", a `datetime.date`, an `np.datetime64`, or a number of
+        units since 1970. It is such a number after construction.
+      upper: The last date, likewise.
+      unit: The resolution: days "D", hours "h", minutes "m" or seconds "s". Samples are whole
+        units.
+      missing: Whether values may be missing.
     """
 
-    lower: Any  # A number after construction.
+    lower: Any
     upper: Any
     unit: str = dataclasses.field(default="D", kw_only=True)
     kinds: ClassVar[str] = "M"
-    _not: ClassVar[str] = "no dates"
+    fault: ClassVar[str] = "no dates"
 
     def __post_init__(self) -> None:
         check.one_of("unit", self.unit, _UNITS)
         for name in ("lower", "upper"):
-            value = getattr(self, name)
-            if isinstance(value, (str, datetime.date, np.datetime64)):
-                try:
-                    value = int(
-                        np.datetime64(value).astype(f"datetime64[{self.unit}]").astype(np.int64)
-                    )
-                except ValueError:
-                    raise ValueError(
-                        f'{name}={value!r} is no date: pass, for example, "2020-01-31".'
-                    ) from None
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, self._number_of_units(name))
         super().__post_init__()
+
+    def _number_of_units(self, name: str) -> float:
+        """Returns a bound as a number of units since 1970, or the number that it is."""
+        value = getattr(self, name)
+        if not isinstance(value, (str, datetime.date, np.datetime64)):
+            return value
+        try:
+            return int(self.to_numbers(np.asarray(np.datetime64(value))))
+        except ValueError:
+            raise ValueError(
+                f'{name}={value!r} is no date: pass, for example, "2020-01-31".'
+            ) from None
 
     @property
     def special(self) -> tuple[float, ...]:
-        """Common values as for numbers, without 1970."""
+        """The declared spikes and the bounds; 1970 is no common value, as 0 is among numbers."""
         return (*self.spikes, self.lower, self.upper)
 
-    def _converted(self, values: np.ndarray) -> np.ndarray:
+    def to_numbers(self, values: np.ndarray) -> np.ndarray:
+        """See `Numeric.to_numbers`."""
         return values.astype(f"datetime64[{self.unit}]").astype(np.int64)
 
-    def _shown(self, number: float) -> str:
+    def as_text(self, number: float) -> str:
+        """See `Numeric.as_text`."""
         return str(np.array(int(number)).astype(f"datetime64[{self.unit}]"))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns uniform draws of dates in the bins, datetime64 [n]."""
+        """Returns uniform draws of dates in the bins.
+
+        Args:
+          levels: Integer array of shape [n].
+          generator: The source of the draws.
+
+        Returns:
+          datetime64 array of shape [n].
+        """
         return super().values(levels, generator).astype(f"datetime64[{self.unit}]")

@@ -23,13 +23,30 @@ Key: TypeAlias = tf.Tensor | Keystream
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Arrays with a common first dimension."""
+    """Arrays with a common first dimension, which runs over records.
 
-    # Array, or dict or tuple of arrays; float arrays have the model's dtype.
+    ```python
+    >>> records = make_records(
+    ...     np.zeros([3, 2]), None, None, dtype=np.dtype("float32"), validate=True
+    ... )
+    >>> records
+    Records(num=3)
+    >>> records.tensors()["x"].dtype
+    tf.float32
+
+    ```
+
+    Attributes:
+      x: An array, or a dict or tuple of arrays; float arrays have the model's dtype.
+      y: As `x`, or None.
+      sample_weight: Float [num], or None.
+      num: The number of records.
+    """
+
     x: Structure = dataclasses.field(repr=False)
     y: Structure | None = dataclasses.field(repr=False)
-    sample_weight: np.ndarray | None = dataclasses.field(repr=False)  # Of shape [num].
-    num: int  # Of records.
+    sample_weight: np.ndarray | None = dataclasses.field(repr=False)
+    num: int
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""
@@ -40,36 +57,77 @@ class Records:
         ]
 
     def tensors(self) -> dict[str, tf.Tensor]:
-        """Returns tensors under the keys "x", "y" and "sample_weight"; a missing part has no key."""
+        """Returns tensors under the keys "x", "y" and "sample_weight".
+
+        A missing part has no key.
+        """
         parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
-        given = {key: part for key, part in parts.items() if part is not None}
-        return tf.nest.map_structure(tf.convert_to_tensor, given)
+        present = {key: part for key, part in parts.items() if part is not None}
+        return tf.nest.map_structure(tf.convert_to_tensor, present)
 
 
 class Data(Protocol):
-    """The records of a fit: in memory, streamed, or batches of a dataset."""
+    """The records of a fit: in memory, streamed, or batches of a dataset.
 
-    sampler: Sampler  # Selects each step's records inside the step; the accounting uses its scheme.
-    tensors: dict[str, tf.Tensor]  # Of the shapes that the step is traced with.
-    records: Records  # One zero record of their shapes if they are streamed.
-    num_records: int  # The public N.
-    batch_size: float  # Expected: the public denominator qN.
-    steps_per_epoch: int  # Public.
-    resumable: bool  # Whether an interrupted fit may draw from the same records again.
+    ```python
+    >>> from tfp_dpvi.sampling import FullBatchSampler
+    >>> def total_steps(data: Data) -> int:
+    ...     calls = data.calls(3, tf.zeros([2], tf.int64), first=0, compiled=False)
+    ...     return sum(steps for steps, _, _ in calls)
+    >>> records = make_records(
+    ...     np.zeros([8, 2]), None, None, dtype=np.dtype("float32"), validate=True
+    ... )
+    >>> total_steps(ArrayData(records, FullBatchSampler(8), 8, 8.0, 1))
+    3
+
+    ```
+
+    Attributes:
+      sampler: Selects each step's records inside the step; the accounting uses its scheme.
+      tensors: Tensors of the shapes that the step is traced with.
+      records: The records; if they are streamed, one zero record of their shapes.
+      num_records: The public N.
+      batch_size: The expected number of records of a step, the public denominator qN.
+      steps_per_epoch: The public number of steps of an epoch.
+      resumable: True if an interrupted fit may draw from the same records again.
+    """
+
+    sampler: Sampler
+    tensors: dict[str, tf.Tensor]
+    records: Records
+    num_records: int
+    batch_size: float
+    steps_per_epoch: int
+    resumable: bool
 
     def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
-        """Yields one call of the compiled loop after another: those that `steps` steps from number `first` take.
+        """Yields one call of the compiled loop after another.
 
-        `key` is the fit's. `compiled` says whether XLA compiles the loop: TensorFlow's generators then give
-        other numbers.
+        Args:
+          steps: The number of steps that the calls take together.
+          key: The fit's key.
+          first: The number of the first step.
+          compiled: True if XLA compiles the loop: TensorFlow's generators then give other numbers.
         """
 
 
 @dataclasses.dataclass
 class ArrayData:
-    """Records in the device's memory; the sampler inside the step draws from them. See `Data`."""
+    """Records in the device's memory; the sampler inside the step draws from them. See `Data`.
 
-    records: Records  # Its text form shows no values.
+    ```python
+    >>> from tfp_dpvi.sampling import PoissonSampler
+    >>> records = make_records(
+    ...     np.zeros([8, 2]), None, None, dtype=np.dtype("float32"), validate=True
+    ... )
+    >>> data = ArrayData(records, PoissonSampler(8, 0.5, 8), 8, 4.0, 2)
+    >>> data.tensors["x"].shape
+    TensorShape([8, 2])
+
+    ```
+    """
+
+    records: Records
     sampler: Sampler
     num_records: int
     batch_size: float
@@ -80,7 +138,7 @@ class ArrayData:
         self.tensors = self.records.tensors()
 
     def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
-        """Yields one call for all steps."""
+        """See `Data`. All steps are one call."""
         del key, first, compiled
         yield steps, self.sampler, self.tensors
 
@@ -95,13 +153,20 @@ def make_records(
 ) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
-    `x` and `y` are arrays, dicts or tuples of arrays, or tables with named columns (treated as a dict of them), one record per
-    row; `sample_weight` has shape [N]. Float arrays are cast to `dtype`; integer arrays and bool columns are kept. `validate`
-    refuses NaN and Inf: the curator's check of the values, outside the guarantee.
+    Args:
+      x: An array, a dict or tuple of arrays, or a table with named columns (treated as a dict of
+        them), one record per row.
+      y: As `x`, or None.
+      sample_weight: Numbers of shape [N], or None.
+      dtype: The float type to which float arrays are cast. Integer arrays and bool columns are
+        kept.
+      validate: True refuses NaN and Inf: the curator's check of the values, outside the guarantee.
 
     Raises:
-      TypeError: a type without rows to sample (a generator, a `tf.data.Dataset`), or a dtype that is not numeric.
-      ValueError: lengths differ, no records, values that are not finite, a negative weight.
+      TypeError: A type has no rows to sample (a generator, a `tf.data.Dataset`), or its dtype is
+        not numeric.
+      ValueError: Lengths differ, there are no records, values are not finite, or a weight is
+        negative.
     """
     x = _arrays("x", x, dtype, validate)
     y = None if y is None else _arrays("y", y, dtype, validate)
@@ -118,30 +183,36 @@ def make_records(
 
 
 def by_column(name: str, value: Any) -> Any:
-    """Converts a pandas DataFrame, an HDF5 group or a similar table to a dict of its columns.
+    """Converts a table to a dict of its columns.
 
-    Other values are returned unchanged.
+    A pandas DataFrame, an HDF5 group and the like are tables; other values are returned unchanged.
+
+    Args:
+      name: The argument, for messages.
+      value: The table.
 
     Raises:
-      TypeError: a sparse matrix.
-      ValueError: column names that are no strings, or not unique.
+      TypeError: The value is a sparse matrix.
+      ValueError: The names of the columns are no strings, or not unique.
     """
     if hasattr(value, "tocsr"):
         raise TypeError(
-            f"{name} is a scipy sparse matrix, and a step needs dense rows: pass {name}.toarray(). If that does not fit in memory,\n"
-            "pass an object with __len__ whose source[indices] returns dense rows (x[indices].toarray())."
+            f"{name} is a scipy sparse matrix, and a step needs dense rows: pass "
+            f"{name}.toarray(). If that does not fit in memory,\n"
+            "pass an object with __len__ whose source[indices] returns dense rows "
+            "(x[indices].toarray())."
         )
     if isinstance(value, Mapping) and not isinstance(value, dict):
         return {key: by_column(f"{name}[{key!r}]", part) for key, part in value.items()}
     if not (hasattr(value, "columns") and hasattr(value, "iloc") and hasattr(value, "dtypes")):
         return value
     names = list(value.columns)
-    if not all(isinstance(one, str) for one in names) or len(set(names)) < len(names):
+    if not all(isinstance(column, str) for column in names) or len(set(names)) < len(names):
         raise ValueError(
             f"{name} is a table whose columns do not all have unique strings as names: rename "
             f"them, or pass {name}.to_numpy()."
         )
-    return {one: value[one].to_numpy() for one in names}
+    return {column: value[column].to_numpy() for column in names}
 
 
 def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = False) -> Any:
@@ -150,16 +221,18 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
         if not value:
             raise ValueError(f"{name} is an empty {type(value).__name__}: pass at least one array.")
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        made = {
+        arrays = {
             key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict))
             for key, part in items
         }
-        return made if isinstance(value, dict) else tuple(made.values())
+        return arrays if isinstance(value, dict) else tuple(arrays.values())
     try:
         array = np.asarray(value)
-    except ValueError:  # Entries of several lengths.
+    except ValueError:
+        # Its entries have several lengths.
         raise ValueError(
-            f"{name} is a list with entries of different lengths: pass one array, or a tuple or dict of arrays."
+            f"{name} is a list with entries of different lengths: pass one array, or a tuple or "
+            "dict of arrays."
         ) from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
@@ -187,10 +260,20 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
 
 
 def check_weights(sample_weight: Any, num: int) -> np.ndarray:
-    """Returns the weights as an array; raises unless each of `num` records has a number."""
+    """Returns the weights as an array.
+
+    Args:
+      sample_weight: The weights.
+      num: The number of records.
+
+    Raises:
+      TypeError: The weights are not numeric.
+      ValueError: There is not one weight for each record.
+    """
     if np.shape(sample_weight) != (num,):
         raise ValueError(
-            f"sample_weight must be one array of shape [{num}], one weight for each record, got shape {np.shape(sample_weight)}."
+            f"sample_weight must be one array of shape [{num}], one weight for each record, got "
+            f"shape {np.shape(sample_weight)}."
         )
     weights = np.asarray(sample_weight)
     if weights.dtype.kind not in "biuf":
@@ -202,7 +285,11 @@ def check_weights(sample_weight: Any, num: int) -> np.ndarray:
 
 
 def common_length(parts: dict[str, Any]) -> int:
-    """Returns the length of all parts of records; raises `ValueError` if they differ, or are empty."""
+    """Returns the length of all parts of records.
+
+    Raises:
+      ValueError: Lengths differ, or the parts are empty.
+    """
     lengths: dict[str, int] = {}
     for name, structure in parts.items():
         for path, array in _named(name, structure):

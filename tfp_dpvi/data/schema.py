@@ -1,4 +1,4 @@
-"""A table's public description, and the coding of data sets as levels and back."""
+"""The public schema of a data set's columns, and the coding of data sets as levels and back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from tfp_dpvi import _deprecation
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
@@ -19,12 +20,24 @@ TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Schema:
     """Names and public descriptions of columns, in order.
 
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.data import Binary, Integer, Schema
+    >>> schema = Schema({"age": Integer(0, 99, bins=[18, 65]), "smokes": Binary(missing=True)})
+    >>> schema.encode({"age": np.array([17, 70]), "smokes": np.array([1.0, np.nan])}).tolist()
+    [[0, 1], [2, -1]]
+
+    ```
+
     Args:
-      columns: dict from names to `Continuous`, `Integer`, `Date`, `Binary` or `Categorical`, from a code book instead of the
-        records.
+      columns: Dict from names to `Continuous`, `Integer`, `Date`, `Binary` or `Categorical`. Take
+        the descriptions from a code book and not from the records.
+
+    Raises:
+      TypeError: The columns are no dict, or one of them is no description.
     """
 
     columns: Mapping[str, Column]
@@ -54,24 +67,24 @@ class Table:
         return tuple(name for name, column in self.columns.items() if column.fine is not None)
 
     @property
-    def fine(self) -> Table:
-        """The table of the open columns with their finest levels."""
-        return Table(
-            {name: column.fine for name, column in self.columns.items() if column.fine is not None}
-        )
+    def finest(self) -> Schema:
+        """The schema with the finest levels of each column that is open, and the others as here."""
+        return Schema({name: column.finest for name, column in self.columns.items()})
 
     def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
 
         Args:
-          data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns in any order.
+          data: A pandas DataFrame, or a dict of one-dimensional arrays, with exactly the described
+            columns in any order.
 
         Returns:
           int32 array of shape [records, columns]: each column's level, -1 where missing.
 
         Raises:
-          ValueError: a column that is unknown, missing or of another length; a value that its description does not allow.
-          TypeError: neither a DataFrame nor a dict, or a masked array.
+          ValueError: A column is unknown, absent or of another length, or has a value that its
+            description does not allow.
+          TypeError: The data are neither a DataFrame nor a dict, or have a masked array.
         """
         arrays = self._arrays(data)
         codes = np.stack(
@@ -84,16 +97,19 @@ class Table:
     def decode(
         self, codes: np.ndarray, layout: Layout, generator: np.random.Generator
     ) -> TableData:
-        """Returns a data set in a layout with these levels, [records, columns]: the inverse of `encode`.
+        """Returns a data set with these levels: the inverse of `encode`.
 
-        Numbers are drawn within their bins.
+        Args:
+          codes: Integer array of shape [records, columns], -1 for missing values.
+          layout: The container, order of columns and dtypes of the result.
+          generator: The source of numbers within their bins.
         """
-        made = {}
+        columns = {}
         for place, (name, column) in enumerate(self.columns.items()):
             level = codes[:, place]
             absent = level == MISSING
-            made[name] = (column.values(np.where(absent, 0, level), generator), absent)
-        return layout.restore(self, made)
+            columns[name] = (column.values(np.where(absent, 0, level), generator), absent)
+        return layout.restore(self, columns)
 
     def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
@@ -102,7 +118,7 @@ class Table:
         # Unknown names are counted and not shown: without a header, they are the first record.
         if unknown := [place for place, name in enumerate(names, 1) if name not in self.columns]:
             raise ValueError(
-                f"data has columns that are not in Table, at positions {unknown}: drop them."
+                f"data has columns that are not in the schema, at positions {unknown}: drop them."
             )
         arrays = {name: _plain(name, data[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -113,19 +129,44 @@ class Table:
         return arrays
 
 
+#: The name of `Schema` before 0.3.
+Table = Schema
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The public container, order of columns and dtypes of a data set."""
+    """The public container, order of columns and dtypes of a data set.
 
-    is_frame: bool  # A pandas DataFrame, or else a dict of arrays.
-    dtypes: Mapping[str, np.dtype]  # By name, in the data's order.
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.data import Binary, Layout, Schema
+    >>> schema = Schema({"smokes": Binary()})
+    >>> layout = Layout.of({"smokes": np.array([1, 0, 1], "int8")}, schema)
+    >>> schema.decode(np.array([[0], [1]]), layout, np.random.default_rng())["smokes"]
+    array([0, 1], dtype=int8)
+
+    ```
+
+    Attributes:
+      is_frame: True for a pandas DataFrame, False for a dict of arrays.
+      dtypes: The columns' dtypes by name, in the data's order.
+    """
+
+    is_frame: bool
+    dtypes: Mapping[str, np.dtype]
 
     @classmethod
-    def of(cls, data: TableData, table: Table) -> Layout:
-        """Returns the layout of a data set that `table.encode` accepts, without reading its values.
+    @_deprecation.renamed_argument("table", "schema")
+    def of(cls, data: TableData, schema: Schema) -> Layout:
+        """Returns the layout of a data set, without reading its values.
+
+        Args:
+          data: A data set that `schema.encode` accepts.
+          schema: The public description of its columns.
 
         Raises:
-          ValueError: a dtype that cannot hold all values that the description allows, which samples may have.
+          ValueError: A dtype cannot hold all values that the description allows, which samples may
+            have.
         """
         is_frame = _is_frame(data)
         dtypes = {
@@ -133,11 +174,10 @@ class Layout:
             for name in _names(data)
         }
         for name, dtype in dtypes.items():
-            _check_dtype(name, dtype, table.columns[name].description)
+            _check_dtype(name, dtype, schema.columns[name].description)
             if isinstance(dtype, np.dtype) and dtype.kind in "US":
-                dtypes[name] = np.dtype(
-                    dtype.kind
-                )  # Its width would reveal the longest value of the records.
+                # Its width would reveal the longest value of the records.
+                dtypes[name] = np.dtype(dtype.kind)
         return cls(is_frame, dtypes)
 
     def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
@@ -154,20 +194,26 @@ class Layout:
             config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]}
         )
 
+    @_deprecation.renamed_argument("table", "schema")
     def restore(
-        self, table: Table, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]
+        self, schema: Schema, columns: Mapping[str, tuple[np.ndarray, np.ndarray]]
     ) -> TableData:
-        """Returns a data set in this layout, from each column's values and its mask of missing ones."""
-        described = {name: column.description for name, column in table.columns.items()}
-        made = {
+        """Returns a data set in this layout.
+
+        Args:
+          schema: The public description of the columns.
+          columns: By name, each column's values and its mask of missing ones, both of shape [n].
+        """
+        described = {name: column.description for name, column in schema.columns.items()}
+        data = {
             name: _restore(described[name], dtype, *columns[name])
             for name, dtype in self.dtypes.items()
         }
         if not self.is_frame:
-            return made
+            return data
         import pandas
 
-        return pandas.DataFrame(made)
+        return pandas.DataFrame(data)
 
 
 def _dtype_name(dtype: np.dtype) -> str:
@@ -196,7 +242,8 @@ def _names(data: TableData) -> list[str]:
         raise TypeError(
             f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}."
         )
-    names = list(data)  # A DataFrame iterates over its columns.
+    # A DataFrame iterates over its columns.
+    names = list(data)
     if twice := [place for place, name in enumerate(names, 1) if names.count(name) > 1]:
         raise ValueError(f"data has columns of the same name, at positions {twice}: rename them.")
     return names
@@ -218,7 +265,8 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
     if hasattr(dtype, "categories") and not isinstance(column, Categorical):
         # The categories come from the records: samples of this dtype would reveal them.
         raise ValueError(
-            f"column {name!r} has dtype category, whose categories may come from the records: use numbers or Categorical."
+            f"column {name!r} has dtype category, whose categories may come from the records: use "
+            "numbers or Categorical."
         )
     if getattr(dtype, "tz", None) is not None:
         raise ValueError(f"column {name!r} has a time zone: drop it, dt.tz_localize(None).")
@@ -228,19 +276,13 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
         other = {"i": "Integer", "u": "Integer", "M": "Date"}.get(dtype.kind, "Categorical")
         raise ValueError(
             f"column {name!r} has dtype {check.dtype_name(dtype)}, but is described as "
-            f"{type(column).__name__}: describe "
-            f"it as {other}."
+            f"{type(column).__name__}: describe it as {other}."
         )
     if column.missing and dtype.kind not in "fM":
         raise ValueError(
             f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64."
         )
-    allowed: Sequence[Hashable] = ()
-    if isinstance(column, Integer) and dtype.kind != "M":
-        allowed = (int(column.lower), int(column.upper))
-    elif isinstance(column, Categorical) and dtype.kind not in "US":
-        allowed = column.categories
-    for value in allowed:
+    for value in _values_to_hold(dtype, column):
         try:
             with np.errstate(all="ignore"):
                 fits = bool(np.array(value).astype(dtype) == value)
@@ -248,8 +290,18 @@ def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
             fits = False
         if not fits:
             raise ValueError(
-                f"column {name!r} may have {value!r}, which does not fit its dtype {dtype}: convert it."
+                f"column {name!r} may have {value!r}, which does not fit its dtype {dtype}: "
+                "convert it."
             )
+
+
+def _values_to_hold(dtype: np.dtype, column: Column) -> Sequence[Hashable]:
+    """Returns the values that a dtype must hold to hold all that a description allows."""
+    if isinstance(column, Integer) and dtype.kind != "M":
+        return int(column.lower), int(column.upper)
+    if isinstance(column, Categorical) and dtype.kind not in "US":
+        return column.categories
+    return ()
 
 
 def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
@@ -263,26 +315,31 @@ def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.nda
     if dtype.kind == "O":
         return _objects(column, values, absent)
     if dtype.kind in "US":
-        return values.astype(dtype.kind)  # With the width of the public categories.
-    made = values.astype(dtype)
+        # With the width of the public categories.
+        return values.astype(dtype.kind)
+    array = values.astype(dtype)
     if dtype.kind == "M":
-        made[absent] = np.datetime64("NaT")
+        array[absent] = np.datetime64("NaT")
     if dtype.kind == "f":
         if isinstance(column, Numeric):
-            low, high = (
-                dtype.type(column.lower),
-                dtype.type(column.upper),
-            )  # Rounding can exceed the bounds.
-            low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
-            high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
-            made = np.clip(made, low, high)
-        made[absent] = np.nan
-    return made
+            array = np.clip(array, *_bounds(column, dtype))
+        array[absent] = np.nan
+    return array
+
+
+def _bounds(column: Numeric, dtype: np.dtype) -> tuple[np.floating, np.floating]:
+    """Returns the smallest and the largest number of a float dtype within a column's bounds."""
+    low, high = dtype.type(column.lower), dtype.type(column.upper)
+    # Rounding to the dtype can exceed the bounds.
+    low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
+    high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
+    return low, high
 
 
 def _objects(column: Column, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
-    made = values.astype(object)
+    array = values.astype(object)
     if isinstance(column, (Numeric, Binary)):
-        made[:] = values.tolist()  # Python's numbers.
-    made[absent] = None
-    return made
+        # Python's numbers instead of NumPy's.
+        array[:] = values.tolist()
+    array[absent] = None
+    return array

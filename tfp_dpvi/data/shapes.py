@@ -1,4 +1,7 @@
-"""Stand-ins for records of which only shapes and dtypes are used: specs, zeros and synthetic ones."""
+"""Stand-ins for records of which only shapes and dtypes are used.
+
+They are specs, zeros and synthetic records.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,12 @@ from tfp_dpvi.data.records import Records
 
 
 def specs_of(records: Records, num: int) -> tuple[Structure, Structure | None]:
-    """Returns `tf.TensorSpec`s of x and y (None without one) of `num` records."""
+    """Returns `tf.TensorSpec`s of x and of y; None for a missing y.
+
+    Args:
+      records: The records.
+      num: The number of records of the specs.
+    """
     return tf.nest.map_structure(
         lambda part: None if part is None else tf.TensorSpec([num, *part.shape[1:]], part.dtype),
         (records.x, records.y),
@@ -28,7 +36,12 @@ def input_specs(records: Records) -> dict[str, Structure]:
 
 
 def zeros_like(structure: Structure, num: int) -> Structure:
-    """Returns `num` records of zeros of the shapes and dtypes of records or specs."""
+    """Returns records of zeros.
+
+    Args:
+      structure: Records or specs, whose shapes and dtypes the zeros have.
+      num: The number of records.
+    """
     return tf.nest.map_structure(
         lambda part: tf.zeros([num, *part.shape[1:]], part.dtype), structure
     )
@@ -39,6 +52,11 @@ def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.
 
     Floats are in [0, 1), so that they are valid rates and proportions too; integers are 0 or 1, two
     categories that every coding has.
+
+    Args:
+      part: The array.
+      num: The number of records.
+      generator: Draws the values.
     """
     shape = (num, *part.shape[1:])
     if part.dtype.kind == "f":
@@ -47,9 +65,15 @@ def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.
 
 
 def flat_names(structure: Structure, single: str) -> list[str]:
-    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`: keys, fields or numbers.
+    """Returns a name for each part of a structure, in the order of `tf.nest.flatten`.
 
-    Names are Python identifiers, since arguments are keywords: "hours-per-week" becomes "hours_per_week".
+    Names come from keys, fields or numbers. They are Python identifiers, since arguments are
+    keywords: "hours-per-week" becomes "hours_per_week".
+
+    Args:
+      structure: The structure.
+      single: The name of a part without a key, and the beginning of names that would start with no
+        letter.
     """
     names: list[str] = []
     for path, _ in tree.flatten_with_path(structure):

@@ -28,7 +28,10 @@ _READY = 4  # Batches that are ready before the loop needs them.
 
 
 def is_source(value: Any) -> bool:
-    """Returns whether `value` is an indexable source and no array: it has `source[indices]` and a length."""
+    """Returns whether `value` is an indexable source and no array.
+
+    A source has `source[indices]` and a length.
+    """
     plain = isinstance(value, list | tuple | dict | str | bytes | tf.Tensor | tf.data.Dataset)
     return (
         not plain
@@ -61,15 +64,22 @@ def _is_mapped(leaf: object) -> bool:
 def wants_stream(parts: Any, stream: bool | None) -> bool:
     """Returns whether to stream these records.
 
-    By default sources, and memory maps and lazy arrays that are large together, else as `stream`
-    says. Raises `ValueError` if it says that a source should not be streamed.
+    Sources are streamed, and memory maps and lazy arrays that are large together.
+
+    Args:
+      parts: The records.
+      stream: The user's choice; None for the rule above.
+
+    Raises:
+      ValueError: A source is not to be streamed.
     """
     leaves = tf.nest.flatten(parts)
     lazy = [leaf for leaf in leaves if is_lazy(leaf)]
     sources = any(is_source(leaf) for leaf in leaves)
     if stream is False and sources:
         raise ValueError(
-            "stream=False, but x or y is a source, which is streamed: leave stream out, or pass arrays."
+            "stream=False, but x or y is a source, which is streamed: leave stream out, or pass "
+            "arrays."
         )
     size = sum(leaf.nbytes for leaf in leaves if _is_mapped(leaf))
     size += sum(_bytes_of(leaf) for leaf in lazy)
@@ -77,7 +87,10 @@ def wants_stream(parts: Any, stream: bool | None) -> bool:
 
 
 def _bytes_of(lazy: Any) -> float:
-    """Returns the size of a lazy array, which need not say it; infinity where its dtype is not NumPy's."""
+    """Returns the size of a lazy array, which need not say it.
+
+    The size is infinite where the dtype is not NumPy's.
+    """
     try:
         return float(math.prod(lazy.shape) * np.dtype(lazy.dtype).itemsize)
     except TypeError:
@@ -85,22 +98,29 @@ def _bytes_of(lazy: Any) -> float:
 
 
 class RecordSource:
-    """Structures of arrays, memory maps, lazy arrays or sources of one length, one record per row.
+    """Structures of arrays, memory maps, lazy arrays or sources of one length.
 
-    Leaves of `x` and `y` have `len(leaf)` and `leaf[indices]` for an increasing int64 array of indices. Floats are cast to
-    `dtype` when read, integers are kept.
+    A row is a record. Leaves of `x` and `y` have `len(leaf)` and `leaf[indices]` for an increasing
+    int64 array of indices. Floats are cast to `dtype` when read, integers are kept.
+
+    ```python
+    >>> source = RecordSource(np.arange(6.0).reshape([3, 2]), None, None, np.dtype("float32"))
+    >>> source.take(np.array([2]), 2)["x"].tolist()
+    [[4.0, 5.0], [0.0, 0.0]]
+
+    ```
 
     Raises:
-      ValueError: lengths differ, no records, or rows that are no numeric arrays.
+      ValueError: Lengths differ, there are no records, or rows are no numeric arrays.
     """
 
     def __init__(
         self, x: Structure, y: Structure | None, sample_weight: np.ndarray | None, dtype: np.dtype
     ) -> None:
-        given = {"x": x, "y": y, "sample_weight": sample_weight}
+        named = {"x": x, "y": y, "sample_weight": sample_weight}
         lists = {
             name: np.asarray(part) if isinstance(part, list) else part
-            for name, part in given.items()
+            for name, part in named.items()
         }
         self._parts = {name: part for name, part in lists.items() if part is not None}
         self.num = common_length(self._parts)
@@ -156,9 +176,14 @@ class RecordSource:
                     mapped.madvise(mmap.MADV_WILLNEED, start, offset + (index + 1) * width - start)
 
     def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
-        """Returns the records with these indices as a structure of arrays, padded with zeros to `rows` rows.
+        """Returns records as a structure of arrays.
 
-        Raises `RuntimeError` if the source fails, or returns another shape.
+        Args:
+          indices: Int64 array, the numbers of the records.
+          rows: The number of rows of the result, padded with zeros.
+
+        Raises:
+          RuntimeError: The source fails, or returns another shape.
         """
         leaves = [self._read(number, indices, rows) for number in range(len(self._leaves))]
         return tf.nest.pack_sequence_as(self._parts, leaves)
@@ -169,26 +194,28 @@ class RecordSource:
         if len(indices) == 0:
             return filled
         try:
-            # Files are read fastest in increasing order; batches of a fixed size are drawn in another.
+            # Files are read fastest in increasing order; batches of a fixed size are drawn in
+            # another.
             order = np.argsort(indices)
-            found = np.asarray(leaf[indices[order]])
+            rows_read = np.asarray(leaf[indices[order]])
         except Exception as error:
-            # Neither its text, which may show a record, nor the rows, which are the secret sample.
+            # The message shows neither the error's text, which may show a record, nor the rows,
+            # which are the secret sample.
             raise RuntimeError(
                 f"Part {number} of the records could not be read: the source raised "
                 f"{type(error).__name__}, which is this "
                 "error's __context__.\nCheck that every row can be read; messages of a source may "
                 "show records."
             ) from None
-        if found.dtype.kind not in "biuf" or found.shape != (len(indices), *spec.shape[1:]):
+        if rows_read.dtype.kind not in "biuf" or rows_read.shape != (len(indices), *spec.shape[1:]):
             raise RuntimeError(
-                f"Part {number} of the records returned {check.dtype_name(found.dtype)} of shape "
-                f"{['rows', *found.shape[1:]]} or "
+                f"Part {number} of the records returned {check.dtype_name(rows_read.dtype)} of "
+                f"shape {['rows', *rows_read.shape[1:]]} or "
                 "another number of rows than asked for; it must be numbers of shape "
                 f"{['rows', *spec.shape[1:]]}.\nCheck that the "
                 f"source has {self.num} rows, as its length says."
             )
-        filled[order] = found
+        filled[order] = rows_read
         return filled
 
 
@@ -224,7 +251,23 @@ def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
 class StreamedData:
     """Records of a `RecordSource`, drawn on the host and read ahead while steps run. See `Data`.
 
-    Steps get the same records in the same order as from arrays on the device, by the scheme of the sampler `draws`.
+    Steps get the same records in the same order as from arrays on the device.
+
+    ```python
+    >>> from tfp_dpvi.sampling import PoissonSampler
+    >>> source = RecordSource(np.arange(8.0), None, None, np.dtype("float32"))
+    >>> data = StreamedData(source, PoissonSampler(8, 0.5, 8), 8, 4.0, 2)
+    >>> data.tensors["mask"].shape  # Room for all but one sample in 10^15.
+    TensorShape([32])
+
+    ```
+
+    Args:
+      source: The records.
+      draws: The sampler whose scheme draws the records.
+      num_records: The public N.
+      batch_size: The expected number of records of a step, the public denominator qN.
+      steps_per_epoch: The public number of steps of an epoch.
     """
 
     resumable: bool = True
@@ -239,23 +282,19 @@ class StreamedData:
     ) -> None:
         if isinstance(draws, FullBatchSampler):
             raise ValueError(
-                f"batch_size is not below the number of streamed records, {source.num}: choose a smaller one, or pass arrays."
+                f"batch_size is not below the number of streamed records, {source.num}: choose a "
+                "smaller one, or pass arrays."
             )
-        self.num_records, self.batch_size, self.steps_per_epoch = (
-            num_records,
-            batch_size,
-            steps_per_epoch,
-        )
+        self.num_records = num_records
+        self.batch_size = batch_size
+        self.steps_per_epoch = steps_per_epoch
         self.records = source.probe
-        self._source, self._scheme, self._size = source, draws.scheme, draws.physical_batch_size
+        self._source, self._draws = source, draws
+        self._scheme, self._size = draws.scheme, draws.physical_batch_size
         # A sample exceeds this room once in 10^15 steps, and is then traced anew.
         mean = source.num * batch_size / num_records
         batches = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / self._size))
-        self._draws, self._batches, self._drawer = (
-            draws,
-            batches,
-            functools.cache(self._make_drawer),
-        )
+        self._batches, self._drawer = batches, functools.cache(self._make_drawer)
         self._rows = self._size * batches
         self.sampler: Sampler = DeclaredBatchSampler(self._rows, self._scheme, self._size)
         self.tensors = tf.nest.map_structure(
@@ -264,8 +303,8 @@ class StreamedData:
         self.tensors["mask"] = tf.zeros([self._rows], tf.bool)
 
     def calls(self, steps: int, key: Key, first: int, compiled: bool) -> Calls:
-        """Yields one call for each batch."""
-        # Words of their own, as many as a row has without noise.
+        """See `Data`. Each batch is a call."""
+        # The host draws by words of its own, as many as a row has without noise.
         if isinstance(key, Keystream):
             key = key.beside(_random.num_words(self._draws.num_words, 0))
         ahead = iter(range(first, first + steps))
@@ -295,12 +334,13 @@ class StreamedData:
         def record(
             carry: tuple[tf.Tensor, ...], indices: tf.Tensor, mask: tf.Tensor
         ) -> tuple[tf.Tensor, ...]:
-            pieces, masks, number = carry
-            at = [
-                [tf.minimum(number, batches - 1)]
-            ]  # An overflow is counted, and the draw repeated with more room.
+            pieces, masks = carry[:2]
+            number = carry[2]
+            # An overflow is counted, and the draw repeated with more room.
+            at = [[tf.minimum(number, batches - 1)]]
             pieces = tf.tensor_scatter_nd_update(pieces, at, [tf.cast(indices, tf.int64)])
-            return pieces, tf.tensor_scatter_nd_update(masks, at, [mask]), number + 1
+            masks = tf.tensor_scatter_nd_update(masks, at, [mask])
+            return pieces, masks, number + 1
 
         def draw(key: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, ...]:
             start = (tf.zeros(shape, tf.int64), tf.zeros(shape, tf.bool), tf.constant(0))
@@ -310,7 +350,7 @@ class StreamedData:
         return tf.function(draw, jit_compile=compiled, autograph=False)
 
     def _draw(self, key: Key, step: int, compiled: bool) -> tuple[np.ndarray, int]:
-        """Returns the indices that the sampler draws in step `step` with the fit's key, and its number of physical batches.
+        """Returns the indices that the sampler draws in a step, and the number of physical batches.
 
         They are, in the same order, those of `for_each_batch` on the device; none is dropped.
         """
@@ -318,13 +358,16 @@ class StreamedData:
         words = tf.constant(key.rows(step, 1)) if isinstance(key, Keystream) else key
         while True:
             number_of_step = tf.constant(step, tf.int64)
-            pieces, masks, number = self._drawer(batches, compiled)(words, number_of_step)
+            drawn = self._drawer(batches, compiled)(words, number_of_step)
+            number = int(drawn[2])
             if number <= batches:
-                return pieces.numpy()[masks.numpy()], int(number)
-            batches = int(number)
+                pieces, masks = drawn[0].numpy(), drawn[1].numpy()
+                return pieces[masks], number
+            batches = number
 
     def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
-        # Padding follows the records in every physical batch, so that the records can be concatenated.
+        # Padding follows the records in every physical batch, so that the records can be
+        # concatenated.
         rows = max(self._rows, batches * self._size)
         arrays = self._source.take(indices, rows)
         arrays["mask"] = np.arange(rows) < len(indices)

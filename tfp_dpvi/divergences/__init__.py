@@ -1,6 +1,7 @@
 """Divergences between the codes of a group of records and a prior, and structured priors.
 
-A value depends on every record of its group: releasing its gradient requires clipping and accounting by group.
+A value depends on every record of its group: releasing its gradient requires clipping and
+accounting by group.
 """
 
 from tfp_dpvi.divergences.aggregate import kl_from_prior

@@ -1,4 +1,7 @@
-"""The divergence of a group's aggregated posterior q(z) = sum_i w_i q(z | x_i) / sum_i w_i, from samples."""
+"""The divergence of a group's aggregated posterior, from samples.
+
+The aggregated posterior is q(z) = sum_i w_i q(z | x_i) / sum_i w_i.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +33,31 @@ def kl_from_prior(
 ) -> tf.Tensor:
     """Estimates KL(p || q) of a prior p from the aggregated posterior q, by draws from the prior.
 
-    `mean_j [log p(z_j) - log q(z_j)]`, the direction that Mathieu et al. (2019, "Disentangling disentanglement in
-    variational autoencoders", arXiv:1812.02833) use with a clustered prior, and Takahashi et al. (2020, arXiv:2006.11204)
-    with term-wise gradients. Unbiased for this group's q; a draw of it may be negative. Time and memory are O(n m d).
+    It is `mean_j [log p(z_j) - log q(z_j)]`, the direction that Mathieu et al. (2019,
+    "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) use with a
+    clustered prior, and Takahashi et al. (2020, arXiv:2006.11204) with term-wise gradients. The
+    estimate is unbiased for this group's q; a draw of it may be negative. Time and memory are O(n m
+    d).
 
     Args:
-      prior: TFP distribution p with event shape [d].
-      prior_samples: float [m, d], draws z_j from the prior, at least one.
-      posterior: TFP distribution with batch shape [n] and event shape [d], q(z | x_i).
-      weights: float [n], not negative: w_i; None for equal weights. Rows of weight zero do not matter, even if NaN.
+      prior: A TFP distribution p with event shape [d].
+      prior_samples: Float [m, d], draws z_j from the prior, at least one.
+      posterior: A TFP distribution with batch shape [n] and event shape [d], q(z | x_i).
+      weights: Float [n], not negative: w_i; None for equal weights. Rows of weight zero do not
+        matter, even if NaN.
 
     Returns:
       A scalar of the samples' dtype; exactly 0, with zero gradient, if there is no weight.
+
+    Raises:
+      TypeError: An argument is no TFP distribution.
+      ValueError: Shapes or dtypes do not match, or there is no sample from the prior.
     """
     prior_samples = points(prior_samples, "prior_samples")
     if prior_samples.shape[0] == 0:
         raise ValueError(
-            f"prior_samples has shape {prior_samples.shape}: draw at least one sample from the prior."
+            f"prior_samples has shape {prior_samples.shape}: draw at least one sample from the "
+            "prior."
         )
     dimensions = prior_samples.shape[1:]
     check_distribution(prior, "prior", tf.TensorShape([]), dimensions, prior_samples.dtype)
@@ -55,12 +66,11 @@ def kl_from_prior(
     )
     rows = tf.ones(posterior.batch_shape_tensor(), prior_samples.dtype)
     weights = rows if weights is None else row_weights(weights, rows, "weights")
-    # Points as [m, n, d], one copy for each posterior. Selected, not broadcast: a posterior of weight zero may have NaN
-    # parameters, and then the gradient of its log-probability is NaN at its copy of a point.
+    # The points have shape [m, n, d], one copy for each posterior. They are selected, not
+    # broadcast: a posterior of weight zero may have NaN parameters, and then the gradient of its
+    # log-probability is NaN at its copy of a point.
     z = prior_samples[:, tf.newaxis, :]
-    log_probs = posterior.log_prob(
-        tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z))
-    )  # [m, n]
+    log_probs = posterior.log_prob(tf.where(weights[:, tf.newaxis] > 0, z, tf.zeros_like(z)))
     _, present = shares(weights)
     value = tf.reduce_mean(
         prior.log_prob(prior_samples) - _log_mixture(log_probs, weights, present)

@@ -9,14 +9,21 @@ from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.divergences.codes import points, present_rows, row_weights, shares
 
 SCALES: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Squared length scales of the inverse multiquadratic kernels in the code of Mathieu et al. (2019)."""
+"""Squared length scales of the inverse multiquadratic kernels in the code of Mathieu et al.
+
+(2019).
+"""
 
 
 def check_scales(scales: float | Iterable[float]) -> tuple[float, ...]:
-    """Returns the scales as floats; raises `ValueError` or `TypeError` unless they are positive numbers."""
-    values = tuple(
-        check.positive("scales", s) for s in (scales if isinstance(scales, Iterable) else (scales,))
-    )
+    """Returns the scales as floats.
+
+    Raises:
+      TypeError: A scale is no number.
+      ValueError: A scale is not positive, or there is none.
+    """
+    numbers = scales if isinstance(scales, Iterable) else (scales,)
+    values = tuple(check.positive("scales", number) for number in numbers)
     if not values:
         raise ValueError(f"scales={scales!r} is empty; pass positive numbers, such as {SCALES}.")
     return values
@@ -29,11 +36,12 @@ def _squared_discrepancy(
     x_weights: tf.Tensor | None,
     y_weights: tf.Tensor | None,
 ) -> tf.Tensor:
-    """Returns |mean embedding of x - mean embedding of y|^2, from the inner product of two weighted embeddings."""
-    x_weights, y_weights = (
-        row_weights(x_weights, x, "x_weights"),
-        row_weights(y_weights, y, "y_weights"),
-    )
+    """Returns the squared distance of the mean embeddings of x and y.
+
+    It follows from the inner product of two weighted embeddings.
+    """
+    x_weights = row_weights(x_weights, x, "x_weights")
+    y_weights = row_weights(y_weights, y, "y_weights")
     x_shares, x_present = shares(x_weights)
     y_shares, y_present = shares(y_weights)
     x, y = present_rows(x, x_weights), present_rows(y, y_weights)
@@ -57,23 +65,37 @@ def mmd(
 ) -> tf.Tensor:
     """Computes the squared maximum mean discrepancy of two weighted sets of points.
 
-    With shares a_i = x_weights_i / sum(x_weights) and b_j alike,
-    `sum_ij a_i a_j k(x_i, x_j) - 2 sum_ij a_i b_j k(x_i, y_j) + sum_ij b_i b_j k(y_i, y_j)`, the V-statistic of Gretton et
-    al. (2012, "A kernel two-sample test", equation 5). It is never negative and defined for a single point, and biased
-    upwards: for points of one distribution its mean is (1/n + 1/m) (E k(x, x) - E k(x, x')). Time and memory are
-    O((n + m)^2).
+    With shares a_i = x_weights_i / sum(x_weights) and b_j alike, it is `sum_ij a_i a_j k(x_i, x_j)
+    - 2 sum_ij a_i b_j k(x_i, y_j) + sum_ij b_i b_j k(y_i, y_j)`, the V-statistic of Gretton et al.
+    (2012, "A kernel two-sample test", equation 5). It is never negative and defined for a single
+    point, and biased upwards: for points of one distribution its mean is (1/n + 1/m) (E k(x, x) - E
+    k(x, x')). Time and memory are O((n + m)^2).
+
+    ```python
+    >>> x = tf.constant([[0.0], [1.0]])
+    >>> float(mmd(x, x))
+    0.0
+
+    ```
 
     Args:
-      x: float [n, d].
-      y: float [m, d], same dtype.
-      kernel: a kernel of `tfp.math.psd_kernels` on vectors; a batch of kernels counts as their sum. None for the sum of
-        the inverse multiquadratics C / (C + |a - b|^2) with C = 2 d s for s in `SCALES` (Tolstikhin et al. 2018,
-        "Wasserstein auto-encoders", section 4 and code, for a unit normal prior).
-      x_weights: float [n], not negative; None for equal weights. Rows of weight zero do not matter, even if NaN.
-      y_weights: float [m], as `x_weights`.
+      x: Float [n, d].
+      y: Float [m, d], of the same dtype.
+      kernel: A kernel of `tfp.math.psd_kernels` on vectors; a batch of kernels counts as their sum.
+        None for the sum of the inverse multiquadratics C / (C + |a - b|^2) with C = 2 d s for s in
+        `SCALES` (Tolstikhin et al. 2018, "Wasserstein auto-encoders", section 4 and code, for a
+        unit normal prior).
+      x_weights: Float [n], not negative; None for equal weights. Rows of weight zero do not matter,
+        even if NaN.
+      y_weights: Float [m], as `x_weights`.
 
     Returns:
-      A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no weight.
+      A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no
+      weight.
+
+    Raises:
+      TypeError: The kernel is none of `tfp.math.psd_kernels` on vectors.
+      ValueError: Shapes or dtypes do not match.
     """
     x = points(x, "x")
     y = points(y, "y", like=x)
@@ -104,14 +126,29 @@ def dimensionwise_mmd(
     x_weights: tf.Tensor | None = None,
     y_weights: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Computes the sum over dimensions of one-dimensional squared maximum mean discrepancies.
+    """Sums one-dimensional squared maximum mean discrepancies over the dimensions.
 
-    Compares marginals only, for priors with independent dimensions. The kernel on each axis is the sum of the inverse
-    multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code of Mathieu et al. (2019, arXiv:1812.02833);
-    their estimate is the U-statistic, this one the V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train
-    the same with term-wise gradients. Time and memory are O((n + m)^2 d).
+    It compares marginals only, for priors with independent dimensions. The kernel on each axis is
+    the sum of the inverse multiquadratics 2s / (2s + (a - b)^2) over s in `scales`, as in the code
+    of Mathieu et al. (2019, arXiv:1812.02833); their estimate is the U-statistic, this one the
+    V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train the same with term-wise
+    gradients. Time and memory are O((n + m)^2 d).
 
-    `scales` are squared length scales; other arguments and the result are as for `mmd`.
+    Args:
+      x: Float [n, d].
+      y: Float [m, d], of the same dtype.
+      scales: Squared length scales of the kernels.
+      x_weights: Float [n], not negative; None for equal weights. Rows of weight zero do not matter,
+        even if NaN.
+      y_weights: Float [m], as `x_weights`.
+
+    Returns:
+      A scalar >= 0 of the points' dtype; exactly 0, with zero gradient, if either side has no
+      weight.
+
+    Raises:
+      TypeError: A scale is no number.
+      ValueError: Shapes or dtypes do not match, or a scale is not positive.
     """
     scales = check_scales(scales)
     x = points(x, "x")
@@ -119,7 +156,7 @@ def dimensionwise_mmd(
 
     def inner(a: tf.Tensor, left: tf.Tensor, b: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
         squares = tf.math.squared_difference(left[:, tf.newaxis, :], right[tf.newaxis, :, :])
-        # One scale at a time: 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s + ..) two.
+        # The form 1 / (1 + ..) keeps one [n, m, d] tensor for the gradient, s / (s + ..) two.
         kernel = tf.add_n([tf.math.reciprocal(1 + squares / (2 * scale)) for scale in scales])
         return tf.einsum("i,ijd,j->", a, kernel, b)
 

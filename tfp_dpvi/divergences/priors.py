@@ -1,4 +1,7 @@
-"""Priors that impose structure on the codes. All but `VampPrior` have public constants as parameters (contract C2)."""
+"""Priors that impose structure on the codes.
+
+All but `VampPrior` have public constants as parameters (contract 2).
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,26 @@ def sparse_prior(
     *,
     name: str = "sparse_prior",
 ) -> tfd.Distribution:
-    """Builds a spike-and-slab prior of independent dimensions, each close to zero with probability `sparsity`.
+    """Builds a spike-and-slab prior of independent dimensions.
 
-    Per dimension `sparsity N(0, spike_scale^2) + (1 - sparsity) N(0, slab_scale^2)`. The defaults are those of the code of
-    Mathieu et al. (2019, "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
+    Each is close to zero with probability `sparsity`: `sparsity N(0, spike_scale^2) + (1 -
+    sparsity) N(0, slab_scale^2)`. The defaults are those of the code of Mathieu et al. (2019,
+    "Disentangling disentanglement in variational autoencoders", arXiv:1812.02833) on Fashion-MNIST,
     where `sparsity` is gamma.
+
+    ```python
+    >>> sparse_prior(3).event_shape
+    TensorShape([3])
+
+    ```
+
+    Args:
+      dim: The number of dimensions.
+      sparsity: The weight of the narrow normal, in [0, 1].
+      spike_scale: The standard deviation of the narrow normal.
+      slab_scale: The standard deviation of the wide normal.
+      dtype: The float type of the samples.
+      name: The name of the distribution.
 
     Returns:
       A TFP distribution with event shape [dim]. Its samples are not reparameterised.
@@ -39,10 +57,8 @@ def sparse_prior(
         raise ValueError(
             f"sparsity={sparsity!r} must lie in [0, 1]: it is the weight of the narrow normal."
         )
-    spike_scale, slab_scale = (
-        check.positive("spike_scale", spike_scale),
-        check.positive("slab_scale", slab_scale),
-    )
+    spike_scale = check.positive("spike_scale", spike_scale)
+    slab_scale = check.positive("slab_scale", slab_scale)
     kind = tf.as_dtype(dtype)
     mixture = tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant([[sparsity, 1 - sparsity]] * dim, kind)),
@@ -59,29 +75,38 @@ def clustered_prior(
     dtype: tf.DType | None = None,
     name: str = "clustered_prior",
 ) -> tfd.Distribution:
-    """Builds a mixture of normals with diagonal covariances, one for each cluster that the codes should form.
+    """Builds a mixture of normals, one for each cluster that the codes should form.
 
-    The four clusters of the pinwheel in the code of Mathieu et al. (2019, arXiv:1812.02833) are
-    `clustered_prior([[0, -1], [0, 1], [1, 0], [-1, 0]], scale=0.03**0.5)`.
+    Their covariances are diagonal. The four clusters of the pinwheel in the code of Mathieu et al.
+    (2019, arXiv:1812.02833) are
+
+    ```python
+    >>> pinwheel = clustered_prior([[0, -1], [0, 1], [1, 0], [-1, 0]], scale=0.03**0.5)
+    >>> pinwheel.event_shape
+    TensorShape([2])
+
+    ```
 
     Args:
-      locs: float [k, d], the centres.
-      scale: standard deviations, positive: a scalar, [d], [k, 1] or [k, d].
-      probs: float [k], the clusters' probabilities; None for equal ones.
-      dtype: of the samples; None for that of `locs` if it is a floating array or tensor, else float32.
-      name: name of the distribution.
+      locs: Float [k, d], the centres.
+      scale: Standard deviations, positive: a scalar, [d], [k, 1] or [k, d].
+      probs: Float [k], the clusters' probabilities; None for equal ones.
+      dtype: The dtype of the samples; None for that of `locs` if it is a floating array or tensor,
+        else float32.
+      name: The name of the distribution.
 
     Returns:
       A TFP distribution with event shape [d]. Its samples are not reparameterised.
     """
     if dtype is None:
-        given = getattr(locs, "dtype", None)
-        dtype = given if given is not None and tf.as_dtype(given).is_floating else tf.float32
+        own = getattr(locs, "dtype", None)
+        dtype = own if own is not None and tf.as_dtype(own).is_floating else tf.float32
     kind = tf.as_dtype(dtype)
     centres = np.asarray(locs, np.float64)
     if centres.ndim != 2 or 0 in centres.shape or not np.isfinite(centres).all():
         raise ValueError(
-            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], as [[0., -1.], [0., 1.]]."
+            f"locs={locs!r} must be finite numbers of shape [clusters, dimensions], as [[0., "
+            "-1.], [0., 1.]]."
         )
     try:
         scales = np.broadcast_to(np.asarray(scale, np.float64), centres.shape)
@@ -101,7 +126,8 @@ def clustered_prior(
         or not math.isclose(weights.sum(), 1.0, rel_tol=1e-5)
     ):
         raise ValueError(
-            f"probs={probs!r} must be {clusters} probabilities that sum to 1. Divide weights by their sum."
+            f"probs={probs!r} must be {clusters} probabilities that sum to 1. Divide weights by "
+            "their sum."
         )
     return tfd.MixtureSameFamily(
         tfd.Categorical(probs=tf.constant(weights, kind)),
@@ -114,37 +140,50 @@ def clustered_prior(
 class VampPrior:
     """The mixture of an encoder's posteriors at learned pseudo-inputs, as the prior of a `DPVAE`.
 
-    `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior", arXiv:1705.07120). The gradients of
-    pseudo-inputs and encoder are clipped like all others.
+    It is `p(z) = 1/K sum_k q(z | u_k)` (Tomczak and Welling 2018, "VAE with a VampPrior",
+    arXiv:1705.07120). The gradients of pseudo-inputs and encoder are clipped like all others.
+
+    ```python
+    >>> def encoder(x):
+    ...     return tfd.MultivariateNormalDiag(x, tf.ones_like(x))
+    >>> prior = VampPrior(np.zeros([5, 2])).of(encoder, "float32")
+    >>> len(prior.trainable_variables), prior.event_shape
+    (1, TensorShape([2]))
+
+    ```
 
     Args:
-      pseudo_inputs: initial u_k, K rows of the records' shape: array, or dict or tuple of arrays. Public values, never
-        records. Floats are learned; integers are fixed.
-      y: the same for y, if the encoder takes it.
+      pseudo_inputs: Initial u_k, K rows of the records' shape: array, or dict or tuple of arrays.
+        Public values, never records. Floats are learned; integers are fixed.
+      y: The same for y, if the encoder takes it.
     """
 
     pseudo_inputs: Structure
     y: Structure | None = None
 
     def of(self, encoder: Callable[..., tfd.Distribution], dtype: str) -> tfd.Distribution:
-        """Returns the prior over an encoder's codes, with new variables of a float type for the pseudo-inputs."""
+        """Returns the prior over an encoder's codes.
+
+        It has new variables for the pseudo-inputs.
+
+        Args:
+          encoder: Maps pseudo-inputs to a TFP distribution of batch shape [K].
+          dtype: The float type of the pseudo-inputs.
+        """
 
         def start(value: Structure) -> Structure:
             if isinstance(value, dict):
                 return {name: start(part) for name, part in value.items()}
             if isinstance(value, tuple):
                 return tuple(map(start, value))
-            array = np.asarray(value)  # A list of numbers is one array.
-            return (
-                tf.Variable(array.astype(dtype), name="pseudo_inputs")
-                if array.dtype.kind == "f"
-                else array
-            )
+            # A list of numbers is one array.
+            array = np.asarray(value)
+            if array.dtype.kind != "f":
+                return array
+            return tf.Variable(array.astype(dtype), name="pseudo_inputs")
 
-        return _Vamp(
-            encoder,
-            start((self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)),
-        )
+        inputs = (self.pseudo_inputs,) if self.y is None else (self.pseudo_inputs, self.y)
+        return _Vamp(encoder, start(inputs))
 
 
 class _Vamp(Derived):
@@ -155,23 +194,22 @@ class _Vamp(Derived):
     ) -> None:
         parameters = dict(locals())
         self._encoder, self._inputs = encoder, inputs
-        shapes, rows = (
-            tf.nest.map_structure(lambda part: part.shape, inputs),
-            tf.nest.flatten(inputs)[0].shape[0],
-        )
+        shapes = tf.nest.map_structure(lambda part: part.shape, inputs)
+        rows = tf.nest.flatten(inputs)[0].shape[0]
         try:
-            one = self._posteriors()
+            posteriors = self._posteriors()
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             raise ValueError(
                 f"prior: the encoder failed on VampPrior's pseudo_inputs, {shapes}: {error}"
             ) from error
-        if not isinstance(one, tfd.Distribution) or one.batch_shape.as_list() != [rows]:
+        is_distribution = isinstance(posteriors, tfd.Distribution)
+        if not is_distribution or posteriors.batch_shape.as_list() != [rows]:
             raise ValueError(
-                f"prior: the encoder returned {one!r} for VampPrior's pseudo_inputs of shape {shapes}; it must return a TFP "
-                f"distribution of batch shape [{rows}]."
+                f"prior: the encoder returned {posteriors!r} for VampPrior's pseudo_inputs of "
+                f"shape {shapes}; it must return a TFP distribution of batch shape [{rows}]."
             )
         self._rows = rows
-        super().__init__(one, parameters, name)
+        super().__init__(posteriors, parameters, name)
 
     def _posteriors(self) -> tfd.Distribution:
         return self._encoder(*tf.nest.map_structure(tf.convert_to_tensor, self._inputs))

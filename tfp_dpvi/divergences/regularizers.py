@@ -1,4 +1,7 @@
-"""Batch-wise regularisers: callables `regularizer(codes: Codes) -> scalar`. Any such callable may be used."""
+"""Batch-wise regularisers: callables `regularizer(codes: Codes) -> scalar`.
+
+Any such callable may be used.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,18 @@ from tfp_dpvi.divergences.discrepancy import SCALES, check_scales, dimensionwise
 class MMD:
     """Squared maximum mean discrepancy of the group's draws from the prior's; see `mmd`.
 
+    ```python
+    >>> from tfp_dpvi._tf import tfd
+    >>> unit, x = tfd.MultivariateNormalDiag([0.0]), tf.constant([[0.0], [1.0]])
+    >>> codes = Codes(x, tf.ones([2]), tfd.MultivariateNormalDiag(x, tf.ones([2, 1])), unit, x)
+    >>> float(MMD()(codes))
+    0.0
+
+    ```
+
     Attributes:
-      kernel: a kernel of `tfp.math.psd_kernels` on vectors in the codes' dtype; None for `mmd`'s default.
+      kernel: A kernel of `tfp.math.psd_kernels` on vectors in the codes' dtype; None for `mmd`'s
+        default.
     """
 
     kernel: tfp.math.psd_kernels.PositiveSemidefiniteKernel | None = None
@@ -27,10 +40,21 @@ class MMD:
 
 @dataclasses.dataclass(frozen=True)
 class DimensionwiseMMD:
-    """Sum over dimensions of squared maximum mean discrepancies from the prior; see `dimensionwise_mmd`.
+    """Sum over dimensions of squared maximum mean discrepancies from the prior.
+
+    See `dimensionwise_mmd`.
+
+    ```python
+    >>> from tfp_dpvi._tf import tfd
+    >>> unit, x = tfd.MultivariateNormalDiag([0.0]), tf.constant([[0.0], [1.0]])
+    >>> codes = Codes(x, tf.ones([2]), tfd.MultivariateNormalDiag(x, tf.ones([2, 1])), unit, x)
+    >>> float(DimensionwiseMMD(scales=(1.0,))(codes))
+    0.0
+
+    ```
 
     Attributes:
-      scales: squared length scales of the inverse multiquadratic kernels.
+      scales: Squared length scales of the inverse multiquadratic kernels.
     """
 
     scales: tuple[float, ...] = SCALES
@@ -47,7 +71,17 @@ class DimensionwiseMMD:
 
 @dataclasses.dataclass(frozen=True)
 class KLFromPrior:
-    """KL(prior || the group's aggregated posterior); see `kl_from_prior`."""
+    """KL(prior || the group's aggregated posterior); see `kl_from_prior`.
+
+    ```python
+    >>> from tfp_dpvi._tf import tfd
+    >>> unit, x = tfd.MultivariateNormalDiag([0.0]), tf.constant([[0.0], [1.0]])
+    >>> codes = Codes(x, tf.ones([2]), tfd.MultivariateNormalDiag(x, tf.ones([2, 1])), unit, x)
+    >>> print(f"{KLFromPrior()(codes):.2f}")
+    -0.03
+
+    ```
+    """
 
     def __call__(self, codes: Codes) -> tf.Tensor:
         """Returns the divergence at the draws from the prior."""

@@ -1,6 +1,7 @@
-"""One posterior of several hospitals that keep their records: differentially private partitioned variational inference.
+"""One posterior of several hospitals that keep their records, by partitioned variational inference.
 
-Factors, messages, schedules and the server need no TensorFlow; the other names load it on first use.
+Each hospital's part is differentially private. Factors, messages, schedules and the server need no
+TensorFlow; the other names load it on first use.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfp_dpvi import _deprecation
 from tfp_dpvi.federated.factors import Factor, guard, product
-from tfp_dpvi.federated.messages import MessageError, Reply, Task, Terms
+from tfp_dpvi.federated.messages import MessageError, Reply, StudyTerms, Task
 from tfp_dpvi.federated.server import Asynchronous, Round, Schedule, Sequential, Server, Synchronous
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ __all__ = [
     "Sequential",
     "Server",
     "Study",
+    "StudyTerms",
     "Synchronous",
     "Task",
-    "Terms",
     "guard",
     "hospital_of",
     "product",
@@ -46,5 +48,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _deprecation.renamed(__name__, name)
     return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -1,4 +1,7 @@
-"""Normals by their natural parameters, in NumPy: products add, quotients subtract, and a factor may be improper."""
+"""Normals by their natural parameters, in NumPy.
+
+Products add the parameters, quotients subtract them, and a factor may be improper.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,35 @@ _MOST_HALVINGS = 30
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Factor:
-    """An unnormalised normal `exp(shift . z - z' precision z / 2)` over the unconstrained parameters z.
+    """An unnormalised normal `exp(shift . z - z' precision z / 2)` over unconstrained parameters z.
+
+    Args:
+      shift: Precision times mean, float64 of shape [d].
+      precision: float64 of shape [d] for mean-field, or symmetric [d, d] for full rank. It need not
+        be positive.
 
     Raises:
-      ValueError: shapes that do not fit, values that are not finite, or a matrix that is not symmetric.
+      ValueError: Shapes do not fit, values are not finite, or a matrix is not symmetric.
+
+    ```python
+    >>> import numpy as np
+    >>> prior = Factor.normal(mean=np.zeros(1), covariance=np.ones(1))
+    >>> posterior = prior * Factor(shift=np.array([3.0]), precision=np.array([2.0]))
+    >>> float(posterior.mean[0]), float(posterior.precision[0])
+    (1.0, 3.0)
+
+    ```
     """
 
-    shift: np.ndarray  # float64 of shape [d]: precision times mean.
-    precision: (
-        np.ndarray
-    )  # float64, [d] for mean-field or symmetric [d, d] for full rank; it need not be positive.
+    shift: np.ndarray
+    precision: np.ndarray
 
     def __post_init__(self) -> None:
         shift, precision = _numbers(self.shift), _numbers(self.precision)
         if shift.ndim != 1 or precision.shape not in (shift.shape, shift.shape * 2):
             raise ValueError(
-                f"shift and precision have shapes {shift.shape} and {precision.shape}; pass [d] and [d], or [d] and [d, d]."
+                f"shift and precision have shapes {shift.shape} and {precision.shape}; "
+                "pass [d] and [d], or [d] and [d, d]."
             )
         if not (np.isfinite(shift).all() and np.isfinite(precision).all()):
             raise ValueError("shift or precision is not finite; pass finite numbers.")
@@ -42,12 +58,22 @@ class Factor:
 
     @classmethod
     def one(cls, num: int, *, full_rank: bool) -> Factor:
-        """Returns the factor 1 over `num` parameters, where a hospital starts."""
+        """Returns the factor 1, where a hospital starts.
+
+        Args:
+          num: Number of parameters d.
+          full_rank: Whether the precision is a matrix.
+        """
         return cls(np.zeros(num), np.zeros([num] * (2 if full_rank else 1)))
 
     @classmethod
     def normal(cls, mean: np.ndarray, covariance: np.ndarray) -> Factor:
-        """Returns a normal from its mean [d] and its variances [d] or covariance matrix [d, d]."""
+        """Returns a normal from its moments.
+
+        Args:
+          mean: Shape [d].
+          covariance: Variances of shape [d], or a matrix of shape [d, d].
+        """
         mean, covariance = np.asarray(mean, np.float64), np.asarray(covariance, np.float64)
         if covariance.ndim == 1:
             return cls(mean / covariance, 1.0 / covariance)
@@ -83,11 +109,11 @@ class Factor:
 
     def exceeds(self, floor: np.ndarray | float) -> bool:
         """Returns True if the precision minus `floor` is positive definite."""
-        left = self.precision - floor
-        if left.ndim == 1:
-            return bool((left > 0.0).all())
+        rest = self.precision - floor
+        if rest.ndim == 1:
+            return bool((rest > 0.0).all())
         try:
-            np.linalg.cholesky(left)
+            np.linalg.cholesky(rest)
         except np.linalg.LinAlgError:
             return False
         return True
@@ -100,11 +126,9 @@ class Factor:
     @property
     def mean(self) -> np.ndarray:
         """Mean [d] of a proper factor."""
-        return np.asarray(
-            np.linalg.solve(self.precision, self.shift)
-            if self.full_rank
-            else self.shift / self.precision
-        )
+        if self.full_rank:
+            return np.asarray(np.linalg.solve(self.precision, self.shift))
+        return np.asarray(self.shift / self.precision)
 
     @property
     def covariance(self) -> np.ndarray:
@@ -114,12 +138,19 @@ class Factor:
     @property
     def stddev(self) -> np.ndarray:
         """Standard deviations [d] of a proper factor."""
-        return np.asarray(
-            np.sqrt(np.diagonal(self.covariance) if self.full_rank else self.covariance)
-        )
+        variances = np.diagonal(self.covariance) if self.full_rank else self.covariance
+        return np.asarray(np.sqrt(variances))
 
     def sample(self, num: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns draws [num, d] from a proper factor."""
+        """Returns draws from a proper factor.
+
+        Args:
+          num: Number of draws.
+          rng: Source of the draws.
+
+        Returns:
+          Array of shape [num, d].
+        """
         noise = rng.normal(size=(num, self.num))
         if not self.full_rank:
             return self.mean + noise * self.stddev
@@ -142,17 +173,16 @@ def _inverse(matrix: np.ndarray) -> np.ndarray:
 
 def product(factors: list[Factor]) -> Factor:
     """Returns the product of one factor or more."""
-    return Factor(
-        np.sum([one.shift for one in factors], 0), np.sum([one.precision for one in factors], 0)
-    )
+    shift = np.sum([factor.shift for factor in factors], 0)
+    return Factor(shift, np.sum([factor.precision for factor in factors], 0))
 
 
 def movement(before: Factor, after: Factor) -> tuple[float, float]:
     """Returns how far one proper factor lies from an earlier one.
 
     Args:
-      before: the earlier factor.
-      after: the later one, whose standard deviations are the unit.
+      before: The earlier factor.
+      after: The later one, whose standard deviations are the unit.
 
     Returns:
       The largest change of a coordinate's mean, in its standard deviations, and the largest
@@ -164,10 +194,19 @@ def movement(before: Factor, after: Factor) -> tuple[float, float]:
 
 
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
-    """Returns the largest f of 1, 1/2, 1/4, ... that keeps the precision of `posterior * change ** f` above `floor`, or 0.
+    """Returns the share of a change that keeps a posterior's precision above a floor.
 
-    All changes of a round (`change` is their product) are scaled by the same f, so that the posterior stays the product of prior
-    and factors. `floor`, half of the prior's precision, lies below that of `posterior`.
+    All changes of a round are scaled by the same share, so that the posterior stays the product of
+    prior and factors.
+
+    Args:
+      posterior: The present posterior, whose precision lies above the floor.
+      change: The product of the round's changes.
+      floor: Half of the prior's precision, of its shape.
+
+    Returns:
+      The largest f of 1, 1/2, 1/4, ... at which the precision of `posterior * change ** f` minus
+      `floor` is positive definite; 0 if there is none.
     """
     for halvings in range(_MOST_HALVINGS):
         if (posterior * change**0.5**halvings).exceeds(floor):

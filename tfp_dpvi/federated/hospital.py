@@ -1,4 +1,4 @@
-"""A hospital: holds its records, refines its factor when asked, and pays for every step from its own budget."""
+"""A hospital: it holds its records, refines its factor when asked, and pays for every step."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.federated.factors import Factor
-from tfp_dpvi.federated.local import Refiner
 from tfp_dpvi.federated.messages import MOST_TEXT, Reply, Task, need
+from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 
 CAVEATS = (
-    "a person with records in two hospitals of the study is protected by each hospital's epsilon apart: both together cost "
-    "their sum.",
-    "public by agreement: that this hospital takes part, in which rounds and how fast it answers, and its number of records.",
-    "the posterior's spread does not include the noise that was added for privacy, nor what clipping distorts: do not read "
-    "its intervals as calibrated.",
+    "a person with records in two hospitals of the study is protected by each hospital's epsilon "
+    "apart: both together cost their sum.",
+    "public by agreement: that this hospital takes part, in which rounds and how fast it answers, "
+    "and its number of records.",
+    "the posterior's spread does not include the noise that was added for privacy, nor what "
+    "clipping distorts: do not read its intervals as calibrated.",
 )
 
 
@@ -31,27 +32,50 @@ class Hospital:
     """One hospital of a study, with privacy inside its own process: noise in every step.
 
     Args:
-      study: the study, which is public.
-      x: records, as for `DPVI.fit`.
-      y: likewise.
-      name: of the hospital.
-      epsilon: the most that these records may ever cost, over everything in the ledger; None: not private, for comparisons.
-      delta: of epsilon.
-      rounds: how many rounds this hospital allows, whatever a server asks for. The noise is calibrated to them once.
-      ledger: a `PrivacyLedger` on disk, so that what was spent outlives the process; by default one in memory.
-      num_records: the public number of records, by default that of `x`.
-      neighboring_relation: see `DPModel.compile`.
-      seed: see `DPModel`: repeatable, hence not private.
-      randomness: as of `DPModel.compile`: None, or "secure" for noise and samples of the local steps
-        from a cryptographic generator. Plan, report and replies say so.
-      refiner: shared by the hospitals of one process, which saves traces.
+      study: The study, which is public.
+      x: Records in memory, as for `DPVI.fit`.
+      y: Their outcomes, likewise; None for a likelihood of whole records.
+      name: Name of the hospital.
+      epsilon: The most that these records may ever cost, over everything in the ledger. None: not
+        private, for comparisons.
+      delta: Delta of epsilon.
+      rounds: How many rounds this hospital allows, whatever a server asks for. The noise is
+        calibrated to them once.
+      ledger: A `PrivacyLedger` on disk, so that what was spent outlives the process; by default
+        one in memory.
+      num_records: The public number of records, by default that of `x`.
+      neighboring_relation: See `DPModel.compile`.
+      seed: See `DPModel`: repeatable, hence not private. It alone decides whether noise repeats.
+      randomness: As of `DPModel.compile`: None, or "secure" for noise and samples of the local
+        steps from a cryptographic generator. Plan, report and replies say so.
+      refiner: Shared by the hospitals of one process, which saves traces.
+
+    Raises:
+      TypeError, ValueError: An argument does not fit; nothing is spent.
 
     #### Formal guarantee
 
-    Let neighbouring data sets differ in one record of this hospital. Whatever a server or another hospital sends, all replies
-    together are (epsilon, delta)-differentially private, at epsilon of `spent`, at most the one given: each step is a Gaussian
-    release of a clipped sum, charged before it runs, and tasks are functions of earlier replies (adaptive composition). No
-    setting of privacy is taken from a message.
+    Let neighbouring data sets differ in one record of this hospital. Whatever a server or another
+    hospital sends, all replies together are (epsilon, delta)-differentially private, at epsilon of
+    `spent`, at most the one given: each step is a Gaussian release of a clipped sum, charged before
+    it runs, and tasks are functions of earlier replies (adaptive composition). No setting of
+    privacy is taken from a message.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi._tf import tfd
+    >>> from tfp_dpvi.optimizers import DPKerasSGDOptimizer
+    >>> study = Study(
+    ...     tfd.Normal(0.0, 2.0),
+    ...     lambda mean: tfd.Normal(mean, 1.0),
+    ...     DPKerasSGDOptimizer(l2_norm_clip=1.0, learning_rate=0.1),
+    ... )
+    >>> x = np.zeros(20, np.float32)
+    >>> hospital = Hospital(study, x, name="berlin", epsilon=1.0, rounds=4)
+    >>> hospital.rounds_left, hospital.spent
+    (4, 0.0)
+
+    ```
     """
 
     def __init__(
@@ -79,9 +103,9 @@ class Hospital:
         self.ledger = PrivacyLedger() if ledger is None else ledger
         self._relation, self._seed = check.relation(neighboring_relation), seed
         self._lock = threading.Lock()
-        self._last: dict[str, bytes] = {}
+        self._last: dict[str, bytes] = {}  # The latest reply, by its request.
         self.num_calibrations = 0
-        self._refiner = Refiner(study, seed) if refiner is None else refiner
+        self._refiner = Refiner(study) if refiner is None else refiner
         self._prepare(x, y, num_records)
 
     # ------------------------------------------------------------------ once
@@ -90,8 +114,8 @@ class Hospital:
         """Checks the records, calibrates, and traces the step."""
         if self._refiner.private != (self.epsilon is not None):
             raise ValueError(
-                f"epsilon={self.epsilon!r} does not go with the study's optimizer: pass epsilon, a finite "
-                "l2_norm_clip and no noise_multiplier;\n"
+                f"epsilon={self.epsilon!r} does not go with the study's optimizer: pass epsilon, a "
+                "finite l2_norm_clip and no noise_multiplier;\n"
                 "or, without privacy, epsilon=None, l2_norm_clip=math.inf and noise_multiplier=0."
             )
         data = self._refiner.data(x, y, num_records)
@@ -102,38 +126,42 @@ class Hospital:
         self._refiner.trace(self._mechanism, self._tensors)
 
     def _calibrate(self, draft: PrivacyPlan) -> None:
-        """Makes the lifetime plan of this hospital in this study: with the ledger's noise if it comes back, else calibrated."""
-        purpose = (
-            f"releases for the study {self.study.terms.name!r} ({self.study.terms.identity[:8]})"
-        )
-        self._releases, self._plan = (
-            draft.num_releases // self.rounds,
-            draft.replace(purpose=purpose),
-        )
+        """Makes the lifetime plan of this hospital in this study.
+
+        Its noise is the ledger's if the hospital comes back, else it is calibrated.
+        """
+        terms = self.study.terms
+        purpose = f"releases for the study {terms.name!r} ({terms.identity[:8]})"
+        self._releases = draft.num_releases // self.rounds
+        self._plan = draft.replace(purpose=purpose)
         if self.epsilon is None:
             return
-        held = [one.plan for one in self.ledger.entries if _kind(one.plan) == _kind(self._plan)]
-        if held:
+        earlier = [
+            entry.plan for entry in self.ledger.entries if _kind(entry.plan) == _kind(self._plan)
+        ]
+        if earlier:
             own = {"num_releases": draft.num_releases, "randomness": draft.randomness}
-            self._plan = held[0].replace(**own)
-        else:
-            self.num_calibrations += (
-                1  # Without names, so that hospitals of one simulation share what is computed.
-            )
-            plan = _calibrated(
-                draft.replace(num_records=None),
-                self.epsilon,
-                self.delta,
-                tuple(self.ledger.events()),
-            )
-            self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
+            self._plan = earlier[0].replace(**own)
+            return
+        self.num_calibrations += 1
+        # Without names, so that hospitals of one simulation share what is computed.
+        nameless, events = draft.replace(num_records=None), tuple(self.ledger.events())
+        plan = _calibrated(nameless, self.epsilon, self.delta, events)
+        self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
 
     # ------------------------------------------------------------------ in each round
 
     def answer(self, message: bytes) -> bytes:
-        """Returns the reply to a task, both as bytes; the latest task, if repeated, is answered alike and charged once.
+        """Answers a task. The latest one, if repeated, is answered alike and charged once.
 
-        Raises `MessageError` if the message is refused; no privacy was spent.
+        Args:
+          message: A `Task` as bytes.
+
+        Returns:
+          A `Reply` as bytes.
+
+        Raises:
+          MessageError: The message is refused; no privacy was spent.
         """
         task = Task.from_bytes(message, self.study.terms)
         need(
@@ -146,16 +174,27 @@ class Hospital:
             return self._last[task.request]
 
     def refine(self, task: Task) -> Reply:
-        """Refines the factor against a task's cavity; declines, before any work, where the budget does not allow it."""
+        """Refines the factor against a task's cavity.
+
+        It declines, before any work, where the budget does not allow a round.
+        """
         change, reason = None, ""
         try:
             with self._round():
                 change = self._change(task)
         except BudgetExhaustedError as error:
             reason = f"the budget of {self.name} is spent: {check.first_line(error)}"[:MOST_TEXT]
-        repeated = (task.study, self.name, task.request, task.number)
-        how = "" if self.epsilon is None else self._plan.randomness
-        return Reply(*repeated, change, self.spent, self.delta, reason, how)
+        return Reply(
+            task.study,
+            self.name,
+            task.request,
+            task.number,
+            change=change,
+            epsilon=self.spent,
+            delta=self.delta,
+            reason=reason,
+            randomness="" if self.epsilon is None else self._plan.randomness,
+        )
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that charges one round before its body runs."""
@@ -163,16 +202,15 @@ class Hospital:
             return contextlib.nullcontext()
         if not self.rounds_left:
             raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
-        plan, budget = (
-            self._plan.replace(num_releases=self.rounds_left * self._releases),
-            (self.epsilon, self.delta),
-        )
-        return self.ledger.reserved(
-            plan, self._releases, seeded=self._seed is not None, budgets=[budget]
-        )
+        plan = self._plan.replace(num_releases=self.rounds_left * self._releases)
+        budgets = [(self.epsilon, self.delta)]
+        seeded = self._seed is not None
+        return self.ledger.reserved(plan, self._releases, seeded=seeded, budgets=budgets)
 
     def _change(self, task: Task) -> Factor:
-        return self._refiner.refine(task.posterior, task.cavity, self._mechanism, self._tensors)
+        return self._refiner.refine(
+            task.posterior, task.cavity, self._mechanism, self._tensors, self._seed
+        )
 
     # ------------------------------------------------------------------ what was spent
 
@@ -185,9 +223,9 @@ class Hospital:
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
         # Whichever generator a round's noise came from.
-        any_of = {"num_releases": 1, "randomness": ""}
-        one = self._plan.replace(**any_of)
-        same = (entry for entry in self.ledger.entries if entry.plan.replace(**any_of) == one)
+        common = {"num_releases": 1, "randomness": ""}
+        step = self._plan.replace(**common)
+        same = (entry for entry in self.ledger.entries if entry.plan.replace(**common) == step)
         charged = sum(entry.steps for entry in same)
         return max(0, self.rounds - charged // self._releases)
 
@@ -211,7 +249,10 @@ def _calibrated(
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:
-    """Returns the parts of a plan that a hospital which comes back must find again: neither noise nor number of releases."""
+    """Returns the parts of a plan that a hospital which comes back must find again.
+
+    Neither its noise nor its number of releases is among them.
+    """
     return (
         plan.purpose,
         plan.sampling,

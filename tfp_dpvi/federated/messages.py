@@ -25,15 +25,38 @@ _PER_NUMBER = 27  # Bytes of a float64 in JSON, its comma included.
 
 
 @dataclasses.dataclass(frozen=True)
-class Terms:
-    """The public numbers of a study: all that its server needs."""
+class StudyTerms:
+    """The public numbers of a study: all that its server needs.
+
+    Args:
+      name: Name of the study.
+      prior: The prior over the unconstrained parameters, or the normal that stands for one which is
+        not normal there.
+      local_steps: Private steps of a hospital in one round.
+      privacy: "worker" or "messages": where the noise is added.
+      most_change: The largest norm of a change that the server takes, of all natural parameters
+        together.
+      setup: A digest of the model and of the hospitals' settings, so that studies are not mixed up.
+
+    Raises:
+      TypeError: A term has a value of another type.
+      ValueError: A term is out of its range, or the prior's precision is not positive definite.
+
+    ```python
+    >>> import numpy as np
+    >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)), local_steps=10)
+    >>> terms.floor
+    array([0.5, 0.5])
+
+    ```
+    """
 
     name: str
-    prior: Factor  # Over the unconstrained parameters; or the normal that stands for a prior which is not normal there.
-    local_steps: int = 20  # Private steps of a hospital in one round.
-    privacy: str = "worker"  # Or "messages": where the noise is added.
-    most_change: float = 1e7  # The largest norm of a change that the server takes, of all natural parameters together.
-    setup: str = ""  # A digest of the model and of the hospitals' settings, so that studies are not mixed up.
+    prior: Factor
+    local_steps: int = 20
+    privacy: str = "worker"
+    most_change: float = 1e7
+    setup: str = ""
 
     def __post_init__(self) -> None:
         check.text("name", self.name, "pass the name of the study")
@@ -70,48 +93,69 @@ class Terms:
         pathlib.Path(path).write_text(self._to_json(indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Terms:
+    def load(cls, path: str | os.PathLike[str]) -> StudyTerms:
         """Reads what `save` wrote.
 
         Args:
-          path: the file.
+          path: Path of the file.
 
         Returns:
           The terms.
 
         Raises:
-          TypeError: a term has a value of another type.
-          ValueError: no JSON, or a term is missing, unknown or out of its range.
+          TypeError: A term has a value of another type.
+          ValueError: The file is no JSON, or a term is missing, unknown or out of its range.
         """
         try:
-            held = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+            fields = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         except RecursionError:
             raise ValueError(
                 f"{os.fspath(path)!r} holds no terms: it is nested too deeply."
             ) from None
-        terms, parts = (
-            [field.name for field in dataclasses.fields(kind)] for kind in (cls, Factor)
-        )
-        held = check.fields("the file of terms", held, needed=terms, known=terms)
-        prior = check.fields("prior", held["prior"], needed=parts, known=parts)
-        return cls(**{**held, "prior": Factor(**prior)})
+        terms, parts = _fields_of(cls), _fields_of(Factor)
+        fields = check.fields("the file of terms", fields, needed=terms, known=terms)
+        prior = check.fields("prior", fields["prior"], needed=parts, known=parts)
+        return cls(**{**fields, "prior": Factor(**prior)})
 
 
 class MessageError(ValueError):
-    """Raised for a message that is refused; the receiver's state is unchanged."""
+    """Raised for a message that is refused; the receiver's state is unchanged.
+
+    ```python
+    >>> import numpy as np
+    >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)))
+    >>> try:
+    ...     Task.from_bytes(b"hello", terms)
+    ... except MessageError as error:
+    ...     print(error)
+    the message is no Task in JSON.
+
+    ```
+    """
 
 
 def need(holds: bool, otherwise: str) -> None:
-    """Raises `MessageError` with the sentence `otherwise` unless a condition holds."""
+    """Raises `MessageError` unless a condition holds.
+
+    Args:
+      holds: The condition.
+      otherwise: The error's sentence.
+    """
     if not holds:
         raise MessageError(otherwise)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Message:
+    """Fields that a reply repeats from its task.
+
+    The server gives each request a name once. The latest one, if repeated, is answered alike and
+    charged once.
+    """
+
     study: str  # The identity of the terms.
     hospital: str
-    request: str  # A name that the server gives once; the latest, if repeated, is answered alike and charged once.
+    request: str
     number: int  # How often the hospital was asked before.
 
     def to_bytes(self) -> bytes:
@@ -122,40 +166,92 @@ class _Message:
 
 @dataclasses.dataclass(frozen=True)
 class Task(_Message):
-    """A server's request that a hospital refine its factor against a cavity, which may be improper."""
+    """A server's request that a hospital refine its factor.
+
+    Args:
+      study: The identity of the study's terms.
+      hospital: Name of the hospital.
+      request: Name of the request, which the server gives once.
+      number: How often the hospital was asked before.
+      posterior: The present posterior, which is proper.
+      cavity: The posterior without the hospital's own factor; it may be improper.
+
+    ```python
+    >>> import numpy as np
+    >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)))
+    >>> task = Task(terms.identity, "berlin", "request 1", 0, terms.prior, terms.prior)
+    >>> Task.from_bytes(task.to_bytes(), terms).hospital
+    'berlin'
+
+    ```
+    """
 
     posterior: Factor
-    cavity: Factor  # The posterior without the hospital's own factor.
+    cavity: Factor
 
     @classmethod
-    def from_bytes(cls, message: bytes, terms: Terms) -> Task:
-        """Reads a message; raises `MessageError`."""
+    def from_bytes(cls, message: bytes, terms: StudyTerms) -> Task:
+        """Reads a message.
+
+        Args:
+          message: As of `to_bytes`, from whomever.
+          terms: Those of the receiver's study.
+
+        Raises:
+          MessageError: The message is no task of this study.
+        """
         fields = _read(cls, message, terms)
-        task = cls(
-            **fields
-            | {name: _factor(name, fields[name], terms.prior) for name in ("posterior", "cavity")}
-        )
+        for name in ("posterior", "cavity"):
+            fields[name] = _factor(name, fields[name], terms.prior)
+        task = cls(**fields)
         need(task.posterior.proper, "the posterior of the task is no normal distribution.")
         return task
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply(_Message):
-    """A hospital's answer to a task, whose first four attributes it repeats."""
+    """A hospital's answer to a task, whose first four attributes it repeats.
 
-    change: (
-        Factor | None
-    )  # By which to multiply its factor and the posterior, before damping; None if it declines.
-    epsilon: float = (
-        math.inf
-    )  # What it states to have spent so far; infinite where nothing is private.
+    Args:
+      study: The identity of the study's terms.
+      hospital: Name of the hospital.
+      request: Name of the request.
+      number: How often the hospital was asked before.
+      change: The factor by which to multiply the hospital's own and the posterior, before damping;
+        None if the hospital declines.
+      epsilon: Epsilon that the hospital reports; infinite where nothing is private.
+      delta: Delta of that epsilon.
+      reason: Why the hospital declines.
+      randomness: "secure" if the hospital states that its noise is a cryptographic generator's.
+
+    ```python
+    >>> import numpy as np
+    >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)))
+    >>> change = Factor(shift=np.ones(2), precision=np.ones(2))
+    >>> reply = Reply(terms.identity, "berlin", "request 1", 0, change, epsilon=0.4, delta=1e-5)
+    >>> Reply.from_bytes(reply.to_bytes(), terms).epsilon
+    0.4
+
+    ```
+    """
+
+    change: Factor | None
+    epsilon: float = math.inf
     delta: float = 0.0
-    reason: str = ""  # Why it declines.
-    randomness: str = ""  # "secure" if it states that its noise is a cryptographic generator's.
+    reason: str = ""
+    randomness: str = ""
 
     @classmethod
-    def from_bytes(cls, message: bytes, terms: Terms) -> Reply:
-        """Reads a message; raises `MessageError`."""
+    def from_bytes(cls, message: bytes, terms: StudyTerms) -> Reply:
+        """Reads a message.
+
+        Args:
+          message: As of `to_bytes`, from whomever.
+          terms: Those of the receiver's study.
+
+        Raises:
+          MessageError: The message is no reply of this study, or its change is too large.
+        """
         fields = _read(cls, message, terms)
         for name in ("epsilon", "delta"):
             value = fields[name]
@@ -163,19 +259,27 @@ class Reply(_Message):
                 isinstance(value, float) and value >= 0.0,
                 f"{name}={value!r:.99} is not a number of at least 0.",
             )
-        how = fields["randomness"]
-        need(how in ("", "secure"), f"randomness={how!r:.99} is neither empty nor 'secure'.")
+        randomness = fields["randomness"]
+        need(
+            randomness in ("", "secure"),
+            f"randomness={randomness!r:.99} is neither empty nor 'secure'.",
+        )
         if fields["change"] is not None:
             change = fields["change"] = _factor("change", fields["change"], terms.prior)
-            most_change = terms.most_change
             need(
-                change.norm <= most_change,
-                f"the change has norm {change.norm:.4g}, and the study takes at most {most_change=:g}.",
+                change.norm <= terms.most_change,
+                f"the change has norm {change.norm:.4g}, and the study takes at most "
+                f"most_change={terms.most_change:g}.",
             )
         return cls(**fields)
 
 
-def _read(kind: type[_Message], message: bytes, terms: Terms) -> dict[str, Any]:
+def _fields_of(kind: type[Any]) -> list[str]:
+    """Returns the names of a dataclass's fields."""
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _read(kind: type[_Message], message: bytes, terms: StudyTerms) -> dict[str, Any]:
     """Returns a message's fields, all but numbers and factors checked."""
     most = terms.most_bytes
     need(isinstance(message, bytes), f"the message is a {type(message).__name__}, not bytes.")
@@ -183,8 +287,7 @@ def _read(kind: type[_Message], message: bytes, terms: Terms) -> dict[str, Any]:
     fields: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         fields = json.loads(message)
-    wanted = {"kind", *(field.name for field in dataclasses.fields(kind))}
-    name = kind.__name__
+    wanted, name = {"kind", *_fields_of(kind)}, kind.__name__
     need(
         isinstance(fields, dict) and fields.pop("kind", None) == name,
         f"the message is no {name} in JSON.",
@@ -206,14 +309,13 @@ def _read(kind: type[_Message], message: bytes, terms: Terms) -> dict[str, Any]:
 
 
 def _factor(name: str, value: Any, prior: Factor) -> Factor:
+    """Returns a factor from its JSON object, which must have the prior's shapes."""
+    parts = _fields_of(Factor)
     try:
-        parts = [field.name for field in dataclasses.fields(Factor)]
         factor = Factor(**check.fields(name, value, needed=parts, known=parts))
     except (TypeError, ValueError, OverflowError) as error:
         raise MessageError(f"{name} is no factor: {check.first_line(error)}") from None
-    shapes = [[one.shift.shape, one.precision.shape] for one in (factor, prior)]
-    need(
-        shapes[0] == shapes[1],
-        f"{name} has shapes {shapes[0]}, and the study's factors {shapes[1]}.",
-    )
+    shapes = [factor.shift.shape, factor.precision.shape]
+    wanted = [prior.shift.shape, prior.precision.shape]
+    need(shapes == wanted, f"{name} has shapes {shapes}, and the study's factors {wanted}.")
     return factor

@@ -14,50 +14,81 @@ from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan, Sensitivity
 
-_MOST_NOISE = 0.5  # Of the signal.
+# Of the signal.
+_MOST_NOISE = 0.5
 
 
 class MessageHospital(Hospital):
     """One hospital of a study with privacy="messages"; see `Hospital` for the arguments.
 
-    It divides its records at random into the study's shards, refines the factor on each without clip or noise, clips the
-    change of each to `message_clip`, and releases their sum with noise; it is refused where the noise would drown the signal.
+    It divides its records at random into the study's shards, refines the factor on each without
+    clip or noise, clips the change of each to `message_clip`, and releases their sum with noise. It
+    is refused where the noise would drown the signal.
 
     #### Formal guarantee
 
-    As `Hospital`. Each record falls into a shard by a draw of its own, so that one record more or less leaves the others where
-    they are and changes one clipped summand: by at most 2C, for presence and replacement alike (it moves the summand, it does
-    not remove it). The noise is that of this message alone: what other hospitals add is not counted on.
+    As `Hospital`. Each record falls into a shard by a draw of its own, so that one record more or
+    less leaves the others where they are and changes one clipped summand: by at most 2C, for
+    presence and replacement alike (it moves the summand, it does not remove it). The noise is that
+    of this message alone: what other hospitals add is not counted on.
+
+    ```python
+    >>> from tfp_dpvi._tf import tfd
+    >>> from tfp_dpvi.federated import Study
+    >>> from tfp_dpvi.optimizers import DPKerasSGDOptimizer
+    >>> silent = DPKerasSGDOptimizer(
+    ...     l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.1
+    ... )
+    >>> study = Study(
+    ...     tfd.Normal(0.0, 2.0),
+    ...     lambda mean: tfd.Normal(mean, 1.0),
+    ...     silent,
+    ...     privacy="messages",
+    ...     message_clip=1.0,
+    ...     num_shards=2,
+    ...     num_hospitals=1000,
+    ... )
+    >>> x = np.zeros(20, np.float32)
+    >>> hospital = MessageHospital(study, x, name="berlin", epsilon=1.0, rounds=4)
+    >>> hospital.rounds_left
+    4
+
+    ```
     """
 
     def _prepare(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
         if self._refiner.private:
             raise ValueError(
-                "privacy='messages' goes with local steps without clip and noise: give the study an optimizer of clip math.inf and "
-                "noise multiplier 0."
+                "privacy='messages' goes with local steps without clip and noise: "
+                "give the study an optimizer of clip math.inf and noise multiplier 0."
             )
-        records, number = self._refiner.data(x, y, num_records).records, self.study.num_shards
+        records, num_shards = self._refiner.data(x, y, num_records).records, self.study.num_shards
         self.num_records, self._messages = num_records or records.num, 0
-        draft = PrivacyPlan(
-            FullBatch(), 1.0, self.rounds, self._relation, Sensitivity(2.0, 2.0), "pld", self._clip
-        )
-        secure = self._seed is None  # See `_change`.
-        draft = draft.replace(randomness="secure" if secure else "")
-        self._calibrate(draft.replace(num_records=self.num_records))
+        self._calibrate(self._draft())
         if self.epsilon is not None:
             self._check_feasible()
-        size = shard_size(self.num_records, number)
+        size = shard_size(self.num_records, num_shards)
         shards = divide(
             records.x,
             records.y,
-            assign(records.num, number, self._seed),
-            number,
+            assign(records.num, num_shards, self._seed),
+            num_shards,
             size,
         )
-        parts = [self._refiner.data(each["x"], each["y"], size, each["weight"]) for each in shards]
+        parts = [
+            self._refiner.data(shard["x"], shard["y"], size, shard["weight"]) for shard in shards
+        ]
         self._mechanism = self._refiner.mechanism(parts[0], self._relation, self._randomness)
-        self._parts = [each.tensors for each in parts]
+        self._parts = [part.tensors for part in parts]
         self._refiner.trace(self._mechanism, self._parts[0])
+
+    def _draft(self) -> PrivacyPlan:
+        """Returns the plan of this hospital's messages, before its noise is calibrated."""
+        relation, sensitivity = self._relation, Sensitivity(2.0, 2.0)
+        plan = PrivacyPlan(FullBatch(), 1.0, self.rounds, relation, sensitivity, "pld", self._clip)
+        # See `_change`.
+        secure = "secure" if self._seed is None else ""
+        return plan.replace(num_records=self.num_records, randomness=secure)
 
     @property
     def _clip(self) -> float:
@@ -65,13 +96,14 @@ class MessageHospital(Hospital):
 
     def _check_feasible(self) -> None:
         study, prior = self.study, self.study.terms.prior
-        length = prior.num + (prior.num * (prior.num + 1) // 2 if prior.full_rank else prior.num)
+        num_precisions = prior.num * (prior.num + 1) // 2 if prior.full_rank else prior.num
+        length = prior.num + num_precisions
         noise = self._plan.deviation / self._clip * math.sqrt(length * study.num_hospitals)
         signal = study.num_shards * study.num_hospitals
         if noise > _MOST_NOISE * signal:
             raise ValueError(
-                f"epsilon={self.epsilon:g}: the noise has length {noise:.3g} C, and {study.num_shards} "
-                f"shards each make a signal of at most {signal} C.\n"
+                f"epsilon={self.epsilon:g}: the noise has length {noise:.3g} C, and "
+                f"{study.num_shards} shards each make a signal of at most {signal} C.\n"
                 "The noise may be half of that: use privacy='worker', or more shards."
             )
 
@@ -92,21 +124,32 @@ class MessageHospital(Hospital):
         return Factor(shift, precision)
 
     def _clipped_sum(self, task: Task) -> Factor:
-        """Returns the sum over shards of clipped changes, each against the posterior without that shard's share of the factor."""
+        """Returns the sum over shards of clipped changes.
+
+        Each is one against the posterior without that shard's share of the factor.
+        """
         cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self._parts))
         changes = [
-            self._refiner.refine(task.posterior, cavity, self._mechanism, part)
+            self._refiner.refine(task.posterior, cavity, self._mechanism, part, self._seed)
             for part in self._parts
         ]
-        return product(
-            [change ** min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes]
-        )
+        shares = [min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes]
+        return product([change**share for change, share in zip(changes, shares, strict=True)])
 
 
 def assign(num: int, num_shards: int, seed: int | None = None) -> np.ndarray:
-    """Returns a shard for each record, by independent draws: in a division into equal parts one record moves others.
+    """Returns a shard for each record, by independent draws.
 
-    They are the operating system's, unless there is a seed; equally likely up to 2^-64 times the number of shards.
+    In a division into equal parts one record would move others. Shards are equally likely up to
+    2^-64 times their number.
+
+    Args:
+      num: Number of records n.
+      num_shards: Number of shards.
+      seed: Makes draws repeatable; by default they are the operating system's.
+
+    Returns:
+      Numbers of shards from 0, integers of shape [n].
     """
     if seed is not None:
         return np.random.default_rng(seed).integers(num_shards, size=num)
@@ -117,21 +160,44 @@ def assign(num: int, num_shards: int, seed: int | None = None) -> np.ndarray:
 def divide(
     x: Structure, y: Structure | None, shards: np.ndarray, num_shards: int, size: int
 ) -> list[dict[str, Any]]:
-    """Returns the records of each shard as arguments of `fit`, padded to a public size with records of weight 0.
+    """Divides records, padded to a public size with records of weight 0.
 
-    Records beyond that size are left out: at the size of `shard_size`, one in 1e14 (more, if fewer records are declared).
+    Records beyond that size are left out: at the size of `shard_size`, one in 1e14 (more, if fewer
+    records are declared).
+
+    Args:
+      x: Arrays of n records.
+      y: Their outcomes, if any.
+      shards: The shard of each record, integers of shape [n]; others than 0 to `num_shards` - 1
+        leave a record out.
+      num_shards: Number of shards.
+      size: Number of rows of each shard.
+
+    Returns:
+      "x", "y" and "weight" of each shard.
     """
     parts = []
     for number in range(num_shards):
         rows = np.flatnonzero(shards == number)[:size]
         padded = np.concatenate([rows, np.zeros(size - len(rows), int)])
-        pick = lambda part, rows=padded: None if part is None else np.asarray(part)[rows]  # noqa: E731
-        picked = tf.nest.map_structure(pick, {"x": x, "y": y})
-        parts.append({**picked, "weight": (np.arange(size) < len(rows)).astype(np.float32)})
+        weight = (np.arange(size) < len(rows)).astype(np.float32)
+        parts.append({"x": _take(x, padded), "y": _take(y, padded), "weight": weight})
     return parts
 
 
+def _take(records: Structure | None, rows: np.ndarray) -> Structure | None:
+    """Returns these rows of a structure of arrays."""
+    return tf.nest.map_structure(
+        lambda part: None if part is None else np.asarray(part)[rows], records
+    )
+
+
 def shard_size(num_records: int, num_shards: int) -> int:
-    """Returns a number of records that a shard hardly ever exceeds, from public numbers alone."""
+    """Returns a number of records that a shard hardly ever exceeds, from public numbers alone.
+
+    Args:
+      num_records: The public number of records.
+      num_shards: Number of shards.
+    """
     mean = num_records / num_shards
     return min(num_records, math.ceil(mean + 8.0 * math.sqrt(mean) + 8.0))

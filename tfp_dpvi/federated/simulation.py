@@ -12,34 +12,69 @@ import numpy as np
 from tfp_dpvi._tf import Structure, keras
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
-from tfp_dpvi.federated.local import Refiner
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.on_messages import MessageHospital
+from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.server import Round, Schedule, Server, Synchronous
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import PrivacyReport
 
-Records = tuple[Structure, Structure | None]
+HospitalRecords = tuple[Structure, Structure | None]
+"""`(x, y)` of a hospital; y is None for a likelihood of whole records."""
+
 _MOST_SHOWN = 6  # Parameters in a picture.
 
 
 @dataclasses.dataclass(frozen=True)
 class History:
-    """The result of a study; public, except for the reports, which belong to the hospitals."""
+    """The result of a study; public, except for the reports, which belong to the hospitals.
 
-    rounds: list[Round]  # One for each update of the posterior.
-    posterior: Factor  # The last; `study.posterior` makes a TFP distribution of it.
-    epsilon: dict[str, float]  # Of each hospital, as it states.
-    retired: dict[str, str]  # Hospitals that declined, and why.
-    refused: list[str]  # Messages that the server refused.
-    reports: dict[str, PrivacyReport]  # Of each private hospital.
-    caveats: tuple[str, ...] = ()  # What to know about the posterior: `Server.caveats`.
+    Args:
+      rounds: One for each update of the posterior.
+      posterior: The last posterior; `study.posterior` makes a TFP distribution of it.
+      epsilon: Epsilon that each hospital reports.
+      retired: Hospitals that declined, and why.
+      refused: Messages that the server refused.
+      reports: The report of each private hospital.
+      caveats: What to know about the posterior: `Server.caveats`.
+
+    ```python
+    >>> from tfp_dpvi._tf import tfd
+    >>> from tfp_dpvi.optimizers import DPKerasSGDOptimizer
+    >>> study = Study(
+    ...     tfd.Normal(0.0, 2.0),
+    ...     lambda mean: tfd.Normal(mean, 1.0),
+    ...     DPKerasSGDOptimizer(l2_norm_clip=1.0, learning_rate=0.1),
+    ...     local_steps=2,
+    ... )
+    >>> records = {name: (np.zeros(20, np.float32), None) for name in ("berlin", "munich")}
+    >>> one_round = Synchronous(rounds=1)
+    >>> history = simulate(study, records, epsilon=1.0, schedule=one_round, verbose=0)
+    >>> sorted(history.reports), history.refused
+    (['berlin', 'munich'], [])
+
+    ```
+    """
+
+    rounds: list[Round]
+    posterior: Factor
+    epsilon: dict[str, float]
+    retired: dict[str, str]
+    refused: list[str]
+    reports: dict[str, PrivacyReport]
+    caveats: tuple[str, ...] = ()
 
     def plot(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
-        """Draws the first six parameters, each hospital's factor and epsilon, the guard and the evaluation over updates.
+        """Draws parameters, factors, epsilon, the guard and the evaluation over updates.
 
-        The caveats, if any, are its title. `names` are those of the parameters. Needs matplotlib;
-        raises `ValueError` if the posterior was never updated.
+        It shows the first six parameters. The caveats, if any, are its title. Needs matplotlib.
+
+        Args:
+          path: Path of the picture.
+          names: Names of the parameters.
+
+        Raises:
+          ValueError: The posterior was never updated.
         """
         _draw(self.rounds, path, names, self.caveats)
 
@@ -47,14 +82,21 @@ class History:
 def hospital_of(
     study: Study, x: Structure, y: Structure | None = None, **settings: Any
 ) -> Hospital:
-    """Returns a hospital with the study's kind of privacy; arguments as of `Hospital`."""
+    """Returns a hospital with the study's kind of privacy.
+
+    Args:
+      study: The study.
+      x: Records in memory.
+      y: Their outcomes; None for a likelihood of whole records.
+      **settings: Other arguments of `Hospital`.
+    """
     kind = MessageHospital if study.terms.privacy == "messages" else Hospital
     return kind(study, x, y, **settings)
 
 
 def simulate(
     study: Study,
-    hospitals: Mapping[str, Records | Hospital] | Sequence[Records | Hospital],
+    hospitals: Mapping[str, HospitalRecords | Hospital] | Sequence[HospitalRecords | Hospital],
     *,
     epsilon: float | None = None,
     delta: float = 1e-5,
@@ -63,49 +105,68 @@ def simulate(
     verbose: int = 1,
     seed: int | None = None,
 ) -> History:
-    """Runs a study in this process, to try settings on simulated or public records before hospitals spend anything.
+    """Runs a study in this process.
+
+    It tries settings on simulated or public records before hospitals spend anything.
 
     Args:
-      study: the study.
+      study: The study.
       hospitals: `(x, y)` of each, or a `Hospital` with a budget of its own; by name, or in order.
-      epsilon: of each hospital that is given by its records; None where the study's optimizer has no clip, and nothing is private.
-      delta: likewise.
-      schedule: by default `Synchronous()`: ten rounds, damping 0.2.
-      evaluate: posterior factor -> number to show after each update, of public records alone, for instance
-        `lambda q: study.mean_log_likelihood(q, x_test, y_test)`.
+      epsilon: Epsilon of each hospital that is given by its records; None where the study's
+        optimizer has no clip, and nothing is private.
+      delta: Delta of that epsilon.
+      schedule: By default `Synchronous()`: ten rounds, damping 0.2.
+      evaluate: Maps a posterior factor to a number that is shown after each update, from public
+        records alone, for instance `lambda q: study.mean_log_likelihood(q, x_test, y_test)`.
       verbose: 1 for a progress bar.
       seed: None; or an integer for a repeatable, hence not private, run.
+
+    Returns:
+      The history.
     """
     schedule = Synchronous() if schedule is None else schedule
     if not isinstance(hospitals, Mapping):
-        hospitals = {f"hospital {number}": one for number, one in enumerate(hospitals, 1)}
-    refiner, made = Refiner(study, seed), {}
-    settings = {"epsilon": epsilon, "delta": delta, "rounds": schedule.rounds, "refiner": refiner}
-    for number, (name, one) in enumerate(hospitals.items()):
-        if isinstance(one, Hospital):
-            made[one.name] = one
+        hospitals = {f"hospital {number}": part for number, part in enumerate(hospitals, 1)}
+    settings = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "rounds": schedule.rounds,
+        "refiner": Refiner(study),
+    }
+    taking_part: dict[str, Hospital] = {}
+    for number, (name, part) in enumerate(hospitals.items()):
+        if isinstance(part, Hospital):
+            taking_part[part.name] = part
         else:
             own = None if seed is None else seed + number
-            made[name] = hospital_of(study, *one, name=name, seed=own, **settings)
+            taking_part[name] = hospital_of(study, *part, name=name, seed=own, **settings)
     refine_prior = None if study.normal_prior else study.refine_prior
-    server = Server(study.terms, made, schedule, evaluate=evaluate, refine_prior=refine_prior)
-    _play(server, made, verbose, np.random.default_rng(seed))
-    reports = {name: one.privacy_report() for name, one in made.items() if one.epsilon is not None}
+    server = Server(
+        study.terms, taking_part, schedule, evaluate=evaluate, refine_prior=refine_prior
+    )
+    _play(server, taking_part, verbose, np.random.default_rng(seed))
     return History(
-        server.history,
-        server.posterior,
-        server.epsilon,
-        server.retired,
-        server.refused,
-        reports,
-        server.caveats,
+        rounds=server.history,
+        posterior=server.posterior,
+        epsilon=server.epsilon,
+        retired=server.retired,
+        refused=server.refused,
+        reports={
+            name: hospital.privacy_report()
+            for name, hospital in taking_part.items()
+            if hospital.epsilon is not None
+        },
+        caveats=server.caveats,
     )
 
 
 def _play(
     server: Server, hospitals: dict[str, Hospital], verbose: int, rng: np.random.Generator
 ) -> None:
-    """Runs a study to its end. Asynchronous hospitals take exponential times, each with its own mean."""
+    """Runs a study to its end.
+
+    Asynchronous hospitals take exponential times, each with its own mean.
+    """
     steps, shown_now = server.schedule.rounds * len(hospitals), ["epsilon", "guard", "evaluation"]
     bar = keras.utils.Progbar(steps, verbose=verbose, unit_name="reply", stateful_metrics=shown_now)
     speed = {name: rng.uniform(0.5, 2.0) for name in hospitals}
@@ -114,9 +175,8 @@ def _play(
     while not server.finished:
         under_way += server.due()
         at = 0
-        if (
-            not server.schedule.waits
-        ):  # Of exponential times the next to end is each with a probability like its speed.
+        # Of exponential times, the next to end is each with a probability like its speed.
+        if not server.schedule.waits:
             speeds = np.array([speed[task.hospital] for task in under_way])
             at = int(rng.choice(len(under_way), p=speeds / speeds.sum()))
         task = under_way.pop(at)
@@ -125,9 +185,9 @@ def _play(
         shown = {"epsilon": max(server.epsilon.values(), default=0.0)}
         if server.history:
             last = server.history[-1]
-            shown |= {"guard": last.guard} | (
-                {} if last.evaluation is None else {"evaluation": last.evaluation}
-            )
+            shown["guard"] = last.guard
+            if last.evaluation is not None:
+                shown["evaluation"] = last.evaluation
         answered += 1
         bar.update(answered, shown.items(), finalize=server.finished)
 
@@ -143,34 +203,35 @@ def _draw(
     if not rounds:
         raise ValueError("rounds is empty: no update of the posterior was made.")
     page = figure.Figure(figsize=(11, 7), layout="constrained")
-    parameters, factors, epsilon, evaluation = page.subplots(2, 2).flat
-    updates = np.array([one.number for one in rounds])
-    means, spreads = (
-        np.array([getattr(one.posterior, each) for one in rounds]) for each in ("mean", "stddev")
-    )
+    (parameters, factors), (epsilon, evaluation) = page.subplots(2, 2)
+    updates = np.array([update.number for update in rounds])
+    means = np.array([update.posterior.mean for update in rounds])
+    stddevs = np.array([update.posterior.stddev for update in rounds])
     for at in range(min(_MOST_SHOWN, means.shape[1])):
         label = names[at] if names else f"z[{at}]"
         parameters.errorbar(
-            updates + 0.06 * at, means[:, at], spreads[:, at], label=label, capsize=2
+            updates + 0.06 * at, means[:, at], stddevs[:, at], label=label, capsize=2
         )
     for hospital in rounds[-1].factors:
-        having = [one for one in rounds if hospital in one.factors]
-        found = [one.factors[hospital] for one in having]
-        total = [
-            np.trace(factor.precision) if factor.full_rank else factor.precision.sum()
-            for factor in found
-        ]
-        factors.plot([one.number for one in having], total, label=hospital)
-        epsilon.plot(updates, [one.epsilon.get(hospital, 0.0) for one in rounds], label=hospital)
-    evaluation.plot(updates, [one.guard for one in rounds], "k:", label="guard")
+        joined = [update for update in rounds if hospital in update.factors]
+        total = [_total_precision(update.factors[hospital]) for update in joined]
+        factors.plot([update.number for update in joined], total, label=hospital)
+        spent = [update.epsilon.get(hospital, 0.0) for update in rounds]
+        epsilon.plot(updates, spent, label=hospital)
+    evaluation.plot(updates, [update.guard for update in rounds], "k:", label="guard")
     if rounds[-1].evaluation is not None:
-        evaluation.twinx().plot(updates, [one.evaluation for one in rounds], label="evaluation")
+        values = [update.evaluation for update in rounds]
+        evaluation.twinx().plot(updates, values, label="evaluation")
     parameters.set(title="posterior: mean and standard deviation", xlabel="update")
     factors.set(title="total precision of each hospital's factor", xlabel="update")
-    epsilon.set(title="epsilon that each hospital states", xlabel="update")
+    epsilon.set(title="epsilon that each hospital reports", xlabel="update")
     evaluation.set(title="guard (dotted) and public evaluation", xlabel="update")
     parameters.legend(fontsize="small")
     factors.legend(fontsize="small")
     if caveats:
         page.suptitle("\n".join(caveats), fontsize="small", color="firebrick")
     page.savefig(path, dpi=110)
+
+
+def _total_precision(factor: Factor) -> float:
+    return float(np.trace(factor.precision) if factor.full_rank else factor.precision.sum())

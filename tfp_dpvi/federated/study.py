@@ -13,39 +13,62 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, keras, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.calibrated.mixture import gaussian_prior
 from tfp_dpvi.federated.factors import Factor, guard
-from tfp_dpvi.federated.messages import Terms
-from tfp_dpvi.optimizers import DPOptimizer
+from tfp_dpvi.federated.messages import StudyTerms
+from tfp_dpvi.optimizers import DPOptimizer, TermwiseOptimizer
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
 
 
 class Study:
-    """A model that several hospitals fit together: prior and likelihood as of `DPVI`, and how they work; all of it public.
+    """A model that several hospitals fit together, and how they work; all of it public.
 
     Args:
       prior: TFP distribution over the parameters; the same at every hospital.
-      likelihood: see `DPVI`.
-      optimizer: a DP-Keras optimizer with the clip. Each hospital starts its own from its configuration in each round.
-      name: of the study.
-      family: "mean_field" or "full_rank": normals over the unconstrained parameters, independent or with all covariances.
-      local_steps: steps of a hospital in each round.
-      batch_size: expected number of records in a step; None takes all records in every step.
-      initial_stddev: the largest standard deviation that a hospital starts from. Large ones make first gradients that are
-        clipped at random points of the prior.
+      likelihood: As of `DPVI`.
+      optimizer: A DP-Keras optimizer with the clip. Each hospital starts its own from its
+        configuration in each round.
+      name: Name of the study.
+      family: "mean_field" or "full_rank": normals over the unconstrained parameters, independent or
+        with all covariances.
+      local_steps: Steps of a hospital in each round.
+      batch_size: Expected number of records in a step; None takes all records in every step.
+      initial_stddev: The largest standard deviation that a hospital starts from. Large ones make
+        first gradients that are clipped at random points of the prior.
       clipping: "flat" or "paired", see `DPVI`. Either way the posterior is the raw surrogate.
-      privacy: "worker": noise in every step of a hospital; "messages": noise on its messages alone, which needs many
-        hospitals or shards. The next three go with it.
-      message_clip: the bound C on the norm of one shard's change.
-      num_shards: into how many parts a hospital divides its records at random.
-      num_hospitals: how many take part, by which hospitals judge whether noise drowns the signal.
-      most_change: see `Terms`.
+      privacy: "worker" adds noise in every step of a hospital; "messages" adds it to its messages
+        alone, which needs many hospitals or shards. The next three go with it.
+      message_clip: The bound C on the norm of one shard's change.
+      num_shards: Number of parts into which a hospital divides its records at random.
+      num_hospitals: How many take part, by which hospitals judge whether noise drowns the signal.
+      most_change: See `StudyTerms`.
 
-    `terms` are the numbers that a server needs. `normal_prior` is True if the prior is a normal of the family over the
-    unconstrained parameters; if not, a factor stands for it that the server refines, see `refine_prior`.
+    Attributes:
+      terms: The numbers that a server needs.
+      bayesian_model: Prior and likelihood.
+      normal_prior: True if the prior is a normal of the family over the unconstrained parameters.
+        If not, a factor stands for it that the server refines, see `refine_prior`.
+
+    Raises:
+      TypeError: The optimizer is no DP-Keras optimizer, or one for groups of records.
+      ValueError: A value is unknown or out of its range.
+
+    ```python
+    >>> from tfp_dpvi._tf import tfd
+    >>> from tfp_dpvi.optimizers import DPKerasAdamOptimizer
+    >>> study = Study(
+    ...     tfd.Normal(0.0, 2.0),
+    ...     lambda mean: tfd.Normal(mean, 1.0),
+    ...     DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05),
+    ... )
+    >>> study.normal_prior, study.terms.prior.stddev.round(3).tolist()
+    (True, [2.0])
+
+    ```
     """
 
     def __init__(
@@ -69,12 +92,14 @@ class Study:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
         self.clipping = check.one_of("clipping", clipping, ("flat", "paired"))
-        if not isinstance(optimizer, DPOptimizer):
+        if not isinstance(optimizer, DPOptimizer) or isinstance(optimizer, TermwiseOptimizer):
             raise TypeError(
-                f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer; pass for instance "
-                "DPKerasAdamOptimizer."
+                f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
+                "pass for instance DPKerasAdamOptimizer."
             )
-        self.prior, self.likelihood, self.optimizer = prior, likelihood, optimizer
+        self.bayesian_model = BayesianModel(prior, likelihood)
+        self.prior, self.likelihood = prior, likelihood
+        self.optimizer = optimizer
         self.batch_size = None if batch_size is None else check.count("batch_size", batch_size, 1)
         self.initial_stddev = check.positive("initial_stddev", initial_stddev)
         self.num_shards = check.count("num_shards", num_shards, 1)
@@ -89,52 +114,59 @@ class Study:
         )
         self.coordinates = Coordinates(prior)
         self._log_prior = self.coordinates.log_density
-        stands_for, self.normal_prior = self._prior_factor()
-        self.terms = Terms(name, stands_for, local_steps, privacy, most_change, self._digest())
+        factor, self.normal_prior = self._prior_factor()
+        self.terms = StudyTerms(name, factor, local_steps, privacy, most_change, self._digest())
 
     def _digest(self) -> str:
-        """Returns a digest of the settings that hospitals must share; functions go by their names."""
+        """Returns a digest of the settings that hospitals must share; functions go by names."""
         optimizer = [
             type(self.optimizer).__name__,
             keras.utils.serialize_keras_object(self.optimizer),
         ]
         names = ("family", "clipping", "batch_size", "initial_stddev", "message_clip", "num_shards")
-        settings = [
-            getattr(self.likelihood, "__qualname__", ""),
-            optimizer,
-            *(getattr(self, each) for each in names),
-        ]
-        return hashlib.sha256(
-            json.dumps(settings, sort_keys=True, default=str).encode()
-        ).hexdigest()[:16]
+        likelihood = getattr(self.likelihood, "__qualname__", "")
+        settings = [likelihood, optimizer, *(getattr(self, name) for name in names)]
+        text = json.dumps(settings, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ the prior
 
     def _prior_factor(self) -> tuple[Factor, bool]:
-        """Returns the prior over the unconstrained parameters and True; or a normal of its mean and variances, and False."""
+        """Returns the prior as a factor, and whether it is exact.
+
+        A prior that is no normal of the family over the unconstrained parameters is replaced by the
+        normal of its mean and variances.
+        """
         draws = self.coordinates.prior_draws(_PRIOR_DRAWS)
-        draws = draws[
-            np.isfinite(draws).all(axis=1)
-        ]  # A draw at the edge of the support lies at infinity.
-        found = gaussian_prior(self._log_prior, draws)
-        if found is not None:
-            precision = _rounded(found[0], np.abs(found[0]).max())
+        # A draw at the edge of the support lies at infinity.
+        draws = draws[np.isfinite(draws).all(axis=1)]
+        normal = gaussian_prior(self._log_prior, draws)
+        if normal is not None:
+            precision = _rounded(normal[0], np.abs(normal[0]).max())
             diagonal = np.diag(precision)
-            shift = _rounded(found[1], np.sqrt(diagonal))
-            if self.full_rank or not (precision - np.diag(diagonal)).any():
-                return Factor(shift, precision if self.full_rank else diagonal), True
-        mean, variances = (
-            _rounded(draws.mean(0), draws.std(0)),
-            _rounded(draws.var(0), draws.var(0)),
-        )
+            shift = _rounded(normal[1], np.sqrt(diagonal))
+            if self.full_rank:
+                return Factor(shift, precision), True
+            if not (precision - np.diag(diagonal)).any():
+                return Factor(shift, diagonal), True
+        mean = _rounded(draws.mean(0), draws.std(0))
+        variances = _rounded(draws.var(0), draws.var(0))
         return Factor.normal(mean, np.diag(variances) if self.full_rank else variances), False
 
     def refine_prior(self, cavity: Factor, present: Factor) -> Factor:
-        """Returns the factor that stands for a prior which is not normal, refined: site 0, which touches no record.
+        """Refines the factor that stands for a prior which is not normal (site 0).
 
-        Natural-gradient steps on KL(q || prior x cavity) from q = `cavity * present`, with fixed draws: at the optimum the
-        factor's precision is the mean negative Hessian of the log prior under q, here the slope of its gradients over the
-        draws (Khan and Rue 2023, arXiv:2107.04562).
+        It takes natural-gradient steps on KL(q || prior x cavity) from q = `cavity * present`, with
+        fixed draws, and touches no record. At the optimum the factor's precision is the mean
+        negative Hessian of the log prior under q, here the slope of its gradients over the draws
+        (Khan and Rue 2023, arXiv:2107.04562).
+
+        Args:
+          cavity: The product of the hospitals' factors.
+          present: The factor that stands for the prior so far.
+
+        Returns:
+          The refined factor.
         """
         num = present.num
         noise = np.random.default_rng(0).normal(size=(max(128, 2 * num), num))
@@ -154,7 +186,10 @@ class Study:
         return present
 
     def _site(self, q: Factor, away: np.ndarray) -> Factor:
-        """Returns the factor of the prior's mean gradients and their slope, at draws `away` from the mean of `q`."""
+        """Returns the factor of the prior's mean gradients and their slope.
+
+        They are taken at draws that lie `away` from the mean of `q`.
+        """
         gradients = self._log_prior(q.mean + away)[1]
         if self.full_rank:
             slope = np.linalg.lstsq(away, gradients, rcond=None)[0]
@@ -166,24 +201,41 @@ class Study:
     # ------------------------------------------------------------------ the posterior
 
     def posterior(self, factor: Factor) -> tfd.Distribution:
-        """Returns a factor, such as `history.posterior`, as a TFP distribution over the prior's structure."""
-        spread = np.linalg.cholesky(factor.covariance) if self.full_rank else factor.stddev
+        """Returns a proper factor, such as `history.posterior`, as a TFP distribution.
+
+        It has the prior's structure.
+        """
+        scale = np.linalg.cholesky(factor.covariance) if self.full_rank else factor.stddev
         kind = tfd.MultivariateNormalTriL if self.full_rank else tfd.MultivariateNormalDiag
         dtype = surrogates.float_dtype(self.prior).as_numpy_dtype
-        normal = kind(factor.mean.astype(dtype), spread.astype(dtype))
+        normal = kind(factor.mean.astype(dtype), scale.astype(dtype))
         return tfd.TransformedDistribution(normal, self.coordinates.bijector, name="posterior")
 
     def predictive(
         self, factor: Factor, x: Structure, *, num_draws: int = 200, seed: int = 0
     ) -> PosteriorPredictive:
-        """Returns the posterior predictive distribution at public inputs `x`, from draws."""
+        """Returns the posterior predictive distribution of y.
+
+        Args:
+          factor: A proper factor, such as `history.posterior`.
+          x: Public inputs of n records.
+          num_draws: Number of draws from the posterior.
+          seed: Seed of the draws.
+        """
         draws = posterior_draws(self.posterior(factor), num_draws, seed)
         return PosteriorPredictive(lambda params: self.likelihood(params, x), draws, num_draws)
 
     def mean_log_likelihood(
         self, factor: Factor, x: Structure, y: Structure, *, num_draws: int = 200
     ) -> float:
-        """Returns the mean posterior predictive log density of public records, for `simulate(evaluate=)`."""
+        """Returns the mean posterior predictive log density, for `simulate(evaluate=)`.
+
+        Args:
+          factor: A proper factor, such as `history.posterior`.
+          x: Inputs of public records.
+          y: Their outcomes.
+          num_draws: Number of draws from the posterior.
+        """
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
 
 

@@ -1,4 +1,7 @@
-"""Per-record gradients of Keras layers, clipped and summed without one gradient per record in memory."""
+"""Per-record gradients of Keras layers, clipped and summed.
+
+No gradient of a single record lies in memory where a rule knows the layer.
+"""
 
 from tfp_dpvi.ghost.layers import LayerGradients, Pass
 from tfp_dpvi.ghost.rules import RULES, UnsupportedLayerError, Whole

@@ -1,8 +1,9 @@
-"""Factored per-record gradients of one variable: norms and weighted sums without the gradients themselves.
+"""Factored per-record gradients of one variable.
 
-One record's gradient of a dense layer's kernel is the outer product of its input and the gradient at its output. Norms and
-weighted sums over records follow from the factors (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, "ghost clipping",
-arXiv:2110.05679), in the time of one ordinary weight gradient.
+They give norms and weighted sums without the gradients themselves. One record's gradient of a dense
+layer's kernel is the outer product of its input and the gradient at its output. Norms and weighted
+sums over records follow from the factors (Goodfellow 2015, arXiv:1510.01799; Li et al. 2021, "ghost
+clipping", arXiv:2110.05679), in the time of one ordinary weight gradient.
 """
 
 from __future__ import annotations
@@ -16,21 +17,30 @@ import numpy as np
 from tfp_dpvi._tf import tf
 from tfp_dpvi.gradients.clip import rounding_of_pairs, tiny
 
-DIRECT_COST = 16.0  # Multiply-adds that cost about as much as writing and reading one entry of a per-record gradient.
+# Multiply-adds that cost about as much as writing and reading one entry of a per-record gradient.
+DIRECT_COST = 16.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """An assignment of n records to b groups."""
+    """An assignment of n records to b groups.
 
-    num: int  # b.
-    of_each: tf.Tensor  # int32 [n], the group of each record, b for none.
-    members: tf.Tensor  # int32 [b, m], the indices of each group's records.
-    present: tf.Tensor  # bool [b, m]; False marks padding of `members`.
-    size: float  # The approximate number of records in a group, used to choose the cheaper form.
+    Attributes:
+      num: The number of groups b.
+      group: Int32 [n], the group of each record; b for none.
+      members: Int32 [b, m], the indices of each group's records.
+      present: Bool [b, m]; False marks padding of `members`.
+      size: The approximate number of records in a group, used to choose the cheaper form.
+    """
+
+    num: int
+    group: tf.Tensor
+    members: tf.Tensor
+    present: tf.Tensor
+    size: float
 
     def positions(self, values: tf.Tensor) -> tf.Tensor:
-        """Gathers rows by group: [n, T, D] -> [b, m T, D], zero-padded."""
+        """Gathers rows by group: [n, T, D] -> [b, m T, D], padded with zeros."""
         chosen = tf.where(
             self.present[:, :, None, None],
             tf.gather(values, self.members),
@@ -43,24 +53,37 @@ class Groups:
 
 
 class Contribution(abc.ABC):
-    """The gradients of one variable for each of n records (or groups of records)."""
+    """The gradients of one variable for each of n records (or groups of records).
 
-    shape: tuple[int, ...]  # Of the variable.
+    Attributes:
+      shape: The shape of the variable.
+    """
+
+    shape: tuple[int, ...]
 
     @abc.abstractmethod
     def squared_norms(self) -> tf.Tensor:
-        """Returns upper bounds on the records' squared l2 norms, [n]; tight up to rounding, not finite if a factor is not."""
+        """Returns upper bounds on the records' squared l2 norms, float [n].
 
-    @abc.abstractmethod
-    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
-        """Returns `sum_i weights[i] gradient[i]` in the variable's shape, for weights of shape [n].
-
-        Unless all factors are known to be `finite`, records of weight 0 are replaced by zeros.
+        They are tight up to rounding, and not finite if a factor is not.
         """
 
     @abc.abstractmethod
-    def of_groups(self, groups: Groups) -> Contribution:
-        """Returns the gradients of groups instead of records; a record, NaN included, affects only its own group."""
+    def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
+        """Returns `sum_i weights[i] gradient[i]` in the variable's shape.
+
+        Args:
+          weights: Float [n], the weight of each record.
+          finite: True if all factors are known to be finite. If not, records of weight 0 are
+            replaced by zeros.
+        """
+
+    @abc.abstractmethod
+    def by_groups(self, groups: Groups) -> Contribution:
+        """Returns the gradients of groups instead of records.
+
+        A record, NaN included, affects only its own group.
+        """
 
     @abc.abstractmethod
     def materialize(self) -> Direct:
@@ -69,10 +92,15 @@ class Contribution(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Direct(Contribution):
-    """Unfactored per-record gradients, for small variables and layers without a rule."""
+    """Unfactored per-record gradients, for small variables and layers without a rule.
+
+    Attributes:
+      shape: The shape of the variable.
+      values: Float [n, *shape].
+    """
 
     shape: tuple[int, ...]
-    values: tf.Tensor  # [n, *shape].
+    values: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
@@ -84,9 +112,9 @@ class Direct(Contribution):
         flat = self._flat() if finite else _select(weights, self._flat())
         return tf.reshape(tf.linalg.matmul(weights[None], flat), self.shape)
 
-    def of_groups(self, groups: Groups) -> Direct:
+    def by_groups(self, groups: Groups) -> Direct:
         """See `Contribution`."""
-        sums = tf.math.unsorted_segment_sum(self.values, groups.of_each, groups.num + 1)
+        sums = tf.math.unsorted_segment_sum(self.values, groups.group, groups.num + 1)
         return Direct(self.shape, sums[: groups.num])
 
     def materialize(self) -> Direct:
@@ -99,23 +127,37 @@ class Direct(Contribution):
 
 @dataclasses.dataclass(frozen=True)
 class Outer(Contribution):
-    """Gradients `sum_t left[i, t] (x) right[i, t]`: kernels of dense layers and of convolutions."""
+    """Gradients `sum_t left[i, t] (x) right[i, t]`: kernels of dense layers and of convolutions.
+
+    Attributes:
+      shape: The shape of the variable.
+      left: Float [n, T, K].
+      right: Float [n, T, D]; K D is the size of `shape`.
+    """
 
     shape: tuple[int, ...]
-    left: tf.Tensor  # [n, T, K].
-    right: tf.Tensor  # [n, T, D]; K D is the size of `shape`.
+    left: tf.Tensor
+    right: tf.Tensor
 
     @classmethod
-    def of_cheaper_form(
+    def cheaper_form(
         cls,
         shape: tuple[int, ...],
         left: tf.Tensor,
         right: tf.Tensor,
         positions: float | None = None,
     ) -> Contribution:
-        """Returns these factors, or gradients if those give norms at less cost; `positions` estimates T if it is not static."""
+        """Returns these factors, or gradients if those give norms at less cost.
+
+        Args:
+          shape: The shape of the variable.
+          left: Float [n, T, K].
+          right: Float [n, T, D].
+          positions: An estimate of T, if it is not static.
+        """
         outer = cls(shape, left, right)
-        positions, k, d = positions or left.shape[1], left.shape[2], right.shape[2]
+        positions = positions or left.shape[1]
+        k, d = left.shape[2], right.shape[2]
         if positions == 1 or (
             positions is not None and positions**2 * (k + d) <= DIRECT_COST * k * d
         ):
@@ -124,16 +166,17 @@ class Outer(Contribution):
 
     def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
-        k, d, smallest = self.left.shape[2], self.right.shape[2], tiny(self.left.dtype)
-        of_left = tf.reduce_sum(tf.square(self.left), axis=2) + k * smallest
-        of_right = tf.reduce_sum(tf.square(self.right), axis=2) + d * smallest
+        k, d = self.left.shape[2], self.right.shape[2]
+        smallest = tiny(self.left.dtype)
+        left_squares = tf.reduce_sum(tf.square(self.left), axis=2) + k * smallest
+        right_squares = tf.reduce_sum(tf.square(self.right), axis=2) + d * smallest
         if self.left.shape[1] == 1:
-            return of_left[:, 0] * of_right[:, 0]
+            return left_squares[:, 0] * right_squares[:, 0]
         pairs = tf.linalg.matmul(self.left, self.left, transpose_b=True)
         pairs *= tf.linalg.matmul(self.right, self.right, transpose_b=True)
-        most = tf.reduce_sum(tf.sqrt(of_left) * tf.sqrt(of_right), axis=1)
-        flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_left), axis=1))
-        flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(of_right), axis=1))
+        most = tf.reduce_sum(tf.sqrt(left_squares) * tf.sqrt(right_squares), axis=1)
+        flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(left_squares), axis=1))
+        flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(right_squares), axis=1))
         return _sum_of_pairs(pairs, most, k + d) + flushed
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
@@ -149,11 +192,11 @@ class Outer(Contribution):
         right = tf.reshape(right, [-1, self.right.shape[2]])
         return tf.reshape(tf.linalg.matmul(left, right, transpose_a=True), self.shape)
 
-    def of_groups(self, groups: Groups) -> Contribution:
+    def by_groups(self, groups: Groups) -> Contribution:
         """See `Contribution`: concatenates the positions of a group's records."""
         positions = max(2.0, groups.size * (self.left.shape[1] or 1))
         left, right = groups.positions(self.left), groups.positions(self.right)
-        return Outer.of_cheaper_form(self.shape, left, right, positions=positions)
+        return Outer.cheaper_form(self.shape, left, right, positions=positions)
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -163,11 +206,17 @@ class Outer(Contribution):
 
 @dataclasses.dataclass(frozen=True)
 class Lookup(Contribution):
-    """Gradients of an embedding table in its looked-up rows."""
+    """Gradients of an embedding table in its looked-up rows.
+
+    Attributes:
+      shape: The shape of the table.
+      ids: Int [n, T], the looked-up rows.
+      values: Float [n, T, D], the gradients at the looked-up rows.
+    """
 
     shape: tuple[int, ...]
-    ids: tf.Tensor  # int [n, T].
-    values: tf.Tensor  # [n, T, D], the gradients at the looked-up rows.
+    ids: tf.Tensor
+    values: tf.Tensor
 
     def squared_norms(self) -> tf.Tensor:
         """See `Contribution`."""
@@ -176,14 +225,15 @@ class Lookup(Contribution):
         if self.ids.shape[1] == 1:
             return squares[:, 0]
         same = tf.cast(self.ids[:, :, None] == self.ids[:, None, :], values.dtype)
-        # The sum of a token's rows, at each of its positions, and the rounding of a sum in another order.
-        found = tf.sqrt(
+        # The norm of the sum of a token's rows, at each of its positions, and the rounding of a sum
+        # in another order.
+        norms = tf.sqrt(
             tf.reduce_sum(tf.square(tf.linalg.matmul(same, values)), axis=2)
             + d * tiny(values.dtype)
         )
         times, most = tf.reduce_sum(same, axis=2), tf.linalg.matvec(same, tf.sqrt(squares))
-        found += rounding_of_pairs(2.0 * times + d, values.dtype) * most
-        return tf.reduce_sum(tf.square(found) / times, axis=1)
+        norms += rounding_of_pairs(2.0 * times + d, values.dtype) * most
+        return tf.reduce_sum(tf.square(norms) / times, axis=1)
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
@@ -191,13 +241,13 @@ class Lookup(Contribution):
         flat = tf.reshape(values, [-1, self.values.shape[2]])
         return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
 
-    def of_groups(self, groups: Groups) -> Direct:
+    def by_groups(self, groups: Groups) -> Direct:
         """See `Contribution`: one table for each group instead of all pairs of its positions."""
-        size, of_each = self.shape[0], groups.of_each[:, None]
+        size, group = self.shape[0], groups.group[:, None]
         ids = tf.cast(self.ids, tf.int32)
         # An id out of range, which GPUs read as zeros, must not hit another group's row.
-        known = (of_each < groups.num) & (ids >= 0) & (ids < size)
-        places = tf.reshape(tf.where(known, of_each * size + ids, -1), [-1])
+        known = (group < groups.num) & (ids >= 0) & (ids < size)
+        places = tf.reshape(tf.where(known, group * size + ids, -1), [-1])
         values = tf.reshape(self.values, [-1, self.values.shape[2]])
         tables = tf.math.unsorted_segment_sum(values, places, groups.num * size)
         return Direct(self.shape, tf.reshape(tables, [groups.num, *self.shape]))
@@ -209,14 +259,17 @@ class Lookup(Contribution):
 
 
 def combined(parts: Sequence[Contribution]) -> Contribution:
-    """Joins the contributions of a variable that is used several times in a pass, as in a shared layer."""
+    """Joins the contributions of a variable that a pass uses several times.
+
+    A shared layer does so.
+    """
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, Outer) for part in parts):
         left, right = (
             tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("left", "right")
         )
-        return Outer.of_cheaper_form(parts[0].shape, left, right)
+        return Outer.cheaper_form(parts[0].shape, left, right)
     if all(isinstance(part, Lookup) for part in parts):
         ids, values = (
             tf.concat([getattr(part, name) for part in parts], axis=1) for name in ("ids", "values")
@@ -228,7 +281,15 @@ def combined(parts: Sequence[Contribution]) -> Contribution:
 def total(
     parts: Sequence[Contribution], weights: Sequence[tf.Tensor], finite: tf.Tensor
 ) -> list[tf.Tensor]:
-    """Returns the weighted sum of each variable's gradients; skips the selection if all factors are finite."""
+    """Returns the weighted sum of each variable's gradients.
+
+    Where all factors are finite, it needs no selection of records.
+
+    Args:
+      parts: The contributions to each variable's gradient.
+      weights: Float [n] for each variable, the weight of each record.
+      finite: Bool tensor, True throughout if all factors are finite.
+    """
 
     def sums(finite: bool) -> list[tf.Tensor]:
         return [
@@ -240,21 +301,26 @@ def total(
 
 
 def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Replaces rows of weight 0 by zeros, since 0 x NaN is NaN (contract C8)."""
+    """Replaces rows of weight 0 by zeros, since 0 x NaN is NaN (contract 8)."""
     keep = tf.reshape(weights != 0, [-1] + [1] * (values.shape.rank - 1))
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
 def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
-    """Returns the sums over pairs of positions [n, T, T] plus the rounding that cancellation may hide.
+    """Returns sums over pairs of positions plus the rounding that cancellation may hide.
 
-    `most` [n] bounds a sum's square root; `terms` is the length of an inner product.
+    Args:
+      pairs: Float [n, T, T].
+      most: Float [n], a bound on the square root of each sum.
+      terms: The length of an inner product.
     """
     positions = tf.cast(tf.shape(pairs)[1], most.dtype)
-    # Another dtype for the second sum keeps compilers from fusing both into one running sum, which rounds far more.
-    found = tf.cast(
+    # Another dtype for the second sum keeps compilers from fusing both into one running sum, which
+    # rounds far more.
+    sums = tf.cast(
         tf.reduce_sum(tf.cast(tf.reduce_sum(pairs, axis=2), tf.float64), axis=1), most.dtype
     )
-    # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on every device.
-    found = tf.where(found < 0, tf.zeros_like(found), found)
-    return found + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)
+    # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on
+    # every device.
+    sums = tf.where(sums < 0, tf.zeros_like(sums), sums)
+    return sums + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)

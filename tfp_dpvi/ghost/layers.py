@@ -1,8 +1,9 @@
-"""Clipped sums for models of Keras layers, from one forward pass and without per-example gradients in memory.
+"""Clipped sums for models of Keras layers, without per-example gradients in memory.
 
-Each layer's inputs are recorded in a forward pass of a batch, and one backward pass gives the gradients at the layers'
-outputs. Norms and weighted sums of per-example gradients follow from both ("ghost clipping"; Goodfellow 2015,
-arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same pass and the same draws (contract C5).
+Each layer's inputs are recorded in one forward pass of a batch, and one backward pass gives the
+gradients at the layers' outputs. Norms and weighted sums of per-example gradients follow from both
+("ghost clipping"; Goodfellow 2015, arXiv:1510.01799, Li et al. 2021, arXiv:2110.05679), by the same
+pass and the same draws (contract 5).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tfp_dpvi.ghost.rules import (
     is_batch_normalization,
     refuse_mixing,
 )
-from tfp_dpvi.ghost.vectorized import around, by_map, is_unit
+from tfp_dpvi.ghost.vectorized import by_map, is_composite, smallest_enclosing
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, layer_names
 from tfp_dpvi.gradients.isolation import refuse_writes
@@ -42,33 +43,60 @@ _Result = TypeVar("_Result")
 _TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 _TOO_LARGE = 0.05
 _CATEGORY = 100  # An integer other than the usual 0 and 1.
-# Fraction of the largest of all gradients below which a difference is rounding: an attention's key bias has gradient zero.
+# Fraction of the largest of all gradients below which a difference is rounding: an attention's key
+# bias has gradient zero.
 _FLOOR = 0.01
-# As `DIRECT_COST`, for each step of a vectorized recurrent layer, and for vectorized gradients (`benchmarks/layers.py`).
-_UNIT_COST, _HELD_COST = 9.0, 60.0
-_WHY_OFF = {
-    False: "Either records influence each other, or the variable is used outside its layer: use it only in that layer's call.",
-    True: "The bound on the norm is loose and would clip too much: use gradients='vectorized' for this model.",
-}
+# The same as `DIRECT_COST` for a step of a vectorized recurrent layer, and for vectorized
+# gradients, measured by `benchmarks/layers.py`.
+_STEP_COST, _HELD_COST = 9.0, 60.0
+_OUTSIDE = (
+    "Either records influence each other, or the variable is used outside its layer: use it only "
+    "in that layer's call."
+)
+_LOOSE = (
+    "The bound on the norm is loose and would clip too much: use gradients='vectorized' for this "
+    "model."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerGradients:
-    """Computes the per-example gradients of a model's layers. `checked` sets the attributes after `mapped`."""
+    """Computes the per-example gradients of a model's layers.
 
-    layers: Sequence[Layer]  # Sublayers included (`layers_of`).
-    variables: Sequence[tf.Variable]  # To differentiate by.
-    mapped: bool = False  # Whether to materialize all gradients by `tf.vectorized_map`; only embeddings use a rule.
-    #: Rows per record for each call of a layer, in order; None to infer them from a static number of records.
+    `checked` sets the attributes after `mapped`.
+
+    ```python
+    >>> layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    >>> layer.build([None, 2])
+    >>> gradients = LayerGradients([layer], layer.trainable_variables)
+    >>> x = tf.constant([[3.0, 4.0], [0.1, 0.0]])  # The gradients of the two outputs.
+    >>> passed = gradients.run(lambda: layer(x)[:, 0], num_records=2)
+    >>> total, _ = passed.clipped_sum(passed.result, tf.constant([True, True]), Clip(1.0))
+    >>> [f"{part:.1f}" for part in total.tensors[0][:, 0]]
+    ['0.7', '0.8']
+
+    ```
+
+    Attributes:
+      layers: The layers, sublayers included (`layers_of`).
+      variables: The variables to differentiate by.
+      mapped: True materializes all gradients by `tf.vectorized_map`; only embeddings use a rule.
+      rows_each: The rows per record for each call of a layer, in order; None to infer them from a
+        static number of records.
+      composites: Layers besides recurrent ones that are vectorized as a whole with their sublayers.
+      bytes_each: The approximate memory of one record in a pass.
+      slow: Layers without a rule, whose per-example gradients are materialized.
+      slowdown: The approximate time of a step relative to one without privacy.
+    """
+
+    layers: Sequence[Layer]
+    variables: Sequence[tf.Variable]
+    mapped: bool = False
     rows_each: tuple[int, ...] | None = None
-    units: tuple[
-        Layer, ...
-    ] = ()  # Layers besides recurrent ones that are vectorized as a whole with their sublayers.
-    bytes_each: int = 0  # Approximate memory of one record in a pass.
-    slow: tuple[
-        Layer, ...
-    ] = ()  # Layers without a rule, whose per-example gradients are materialized.
-    slowdown: float = 1.0  # Approximate time of a step relative to one without privacy.
+    composites: tuple[Layer, ...] = ()
+    bytes_each: int = 0
+    slow: tuple[Layer, ...] = ()
+    slowdown: float = 1.0
 
     @property
     def note(self) -> str | None:
@@ -77,8 +105,9 @@ class LayerGradients:
             return None
         names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in self.slow)
         return (
-            f"There is no rule for the gradient norms of {names}: their per-example gradients are computed and stored. A step "
-            f"takes about {self.slowdown:.1f} times as long as without privacy (an estimate). docs/layers.md lists the fast layers."
+            f"There is no rule for the gradient norms of {names}: their per-example gradients are "
+            f"computed and stored. A step takes about {self.slowdown:.1f} times as long as "
+            "without privacy (an estimate). docs/layers.md lists the fast layers."
         )
 
     def run(
@@ -87,30 +116,40 @@ class LayerGradients:
         num_records: int | None = None,
         watch: Sequence[tf.Variable] = (),
     ) -> Pass[_Result]:
-        """Calls `function` once and records its layers' calls; the pass's tape also watches `watch`."""
-        one: Pass[_Result] = Pass(self, num_records)
+        """Calls a function once and records its layers' calls.
+
+        Args:
+          function: The forward pass.
+          num_records: The number of records of the batch; None if it is not static.
+          watch: Variables that the pass's tape also watches.
+
+        Raises:
+          UnsupportedLayerError: A layer cannot be split by record.
+        """
+        new: Pass[_Result] = Pass(self, num_records)
         graph = tf.compat.v1.get_default_graph()
         known = len(graph.get_operations())
         layers = [
-            layer for layer in self.layers if one.weights(layer) or is_batch_normalization(layer)
+            layer for layer in self.layers if new.weights(layer) or is_batch_normalization(layer)
         ]
-        with one.tape, calls_seen(layers, one.watched):
-            one.tape.watch(watch)
+        with new.tape, calls_seen(layers, new.watched):
+            new.tape.watch(watch)
             try:
                 with refuse_late_functions(self.layers):
-                    one.result = function()
+                    new.result = function()
             except UnsupportedLayerError as error:
-                raise (
-                    one.refusal or error
-                ) from None  # Without Keras's additions to a layer's error.
+                # Keras adds sentences of its own to a layer's error: leave them out.
+                raise (new.refusal or error) from None
             adding = next((layer for layer in self.layers if losses_added(layer)), None)
             if adding is not None:
                 raise UnsupportedLayerError(
-                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity regularizer, which cannot be split by "
-                    "record.\nAdd the term to the distribution or the prior, or write a DPModel with record_loss."
+                    f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity "
+                    "regularizer, which cannot be split by record.\n"
+                    "Add the term to the distribution or the prior, or write a DPModel with "
+                    "record_loss."
                 )
         refuse_writes(graph, known)
-        return one
+        return new
 
     def checked(
         self,
@@ -118,21 +157,27 @@ class LayerGradients:
         x: Structure,
         still: Callable[[Structure], tf.Tensor] | None = None,
     ) -> LayerGradients:
-        """Checks the layers on synthetic records; returns a copy with the attributes that this sets.
+        """Checks the layers on synthetic records.
 
-        A layer whose sublayers cannot be separated (they run in a loop, or their variables are used elsewhere) is vectorized
-        over records as a whole, or an enclosing layer is. Per-example gradients are compared with TensorFlow's own. Then a
-        record in the middle is replaced by NaN and by huge numbers, which must not change the others' losses and gradients.
-        This finds layers that mix records, reorder rows or use a variable elsewhere, unless they do so for none of the
-        synthetic records: it is a check and no proof.
+        A layer whose sublayers cannot be separated (they run in a loop, or their variables are used
+        elsewhere) is vectorized over records as a whole, or an enclosing layer is. Per-example
+        gradients are compared with TensorFlow's own. Then a record in the middle is replaced by NaN
+        and by huge numbers, which must not change the others' losses and gradients. This finds
+        layers that mix records, reorder rows or use a variable elsewhere, unless they do so for
+        none of the synthetic records: it is a check and no proof.
 
         Args:
-          function: maps a batch of records to losses of shape [n]; deterministic except for layers that draw.
-          x: structure of tensors of synthetic records, [n, ...] with n of at least 3.
-          still: the same function in inference mode, where no layer draws; also checked if a layer draws.
+          function: Maps a batch of records to losses of shape [n]; deterministic except for layers
+            that draw.
+          x: Structure of tensors of synthetic records, [n, ...] with n of at least 3.
+          still: The same function in inference mode, where no layer draws; also checked if a layer
+            draws.
+
+        Returns:
+          A copy with the attributes that this sets.
 
         Raises:
-          UnsupportedLayerError: gradients differ, or records influence each other.
+          UnsupportedLayerError: Gradients differ, or records influence each other.
         """
         gradients, first = self, None
         while True:
@@ -141,10 +186,11 @@ class LayerGradients:
             except ValueError as error:
                 first = first or error
                 layer = getattr(error, "layer", None)
-                unit = None if layer is None else around(layer, self.layers, gradients.units)
-                if unit is None:
+                known = gradients.composites
+                new = None if layer is None else smallest_enclosing(layer, self.layers, known)
+                if new is None:
                     raise first from (None if error is first else error)
-                gradients = dataclasses.replace(gradients, units=(*gradients.units, unit))
+                gradients = dataclasses.replace(gradients, composites=(*known, new))
 
     def _compared(
         self,
@@ -156,9 +202,10 @@ class LayerGradients:
         passes: list[Pass[tf.Tensor]] = []
 
         def compare() -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-            one = self.run(lambda: function(x), num_records, watch=self.variables)
-            passes.append(one)
-            return tf.reduce_any(~tf.math.is_finite(one.result)), _differences(one, num_records)
+            passed = self.run(lambda: function(x), num_records, watch=self.variables)
+            passes.append(passed)
+            odd = tf.reduce_any(~tf.math.is_finite(passed.result))
+            return odd, _differences(passed, num_records)
 
         # A concrete function: TensorFlow would warn of many traces if several models are made.
         odd, rows = tf.function(compare, autograph=False).get_concrete_function()()
@@ -167,51 +214,60 @@ class LayerGradients:
                 "The loss of synthetic records between 0 and 1 is not finite."
             )
         tolerance = _TOLERANCE[self.variables[0].dtype.name]
-        for variable, found in zip(self.variables, rows, strict=True):
-            sums, too_small, too_large, scale = map(float, found)
-            right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
-            if (scale > 0 and not right) or not np.isfinite(scale):
-                raise UnsupportedLayerError(
-                    f"The per-example gradients of {variable.name} do not follow from its layer's inputs and outputs: on synthetic "
-                    f"records their sum has a relative error of {sums:.2g}, and the largest squared norm is too small by "
-                    f"{max(too_small, 0.0):.2g} and too large by {max(too_large, 0.0):.2g} (allowed: {tolerance:g}, "
-                    f"{tolerance:g} and {_TOO_LARGE:g}).\n{_WHY_OFF[too_large >= _TOO_LARGE and sums < tolerance]}",
-                    next(
-                        (
-                            layer
-                            for layer in self.layers
-                            if any(own is variable for own in own_weights(layer))
-                        ),
-                        None,
-                    ),
-                )
-        one = passes[0]
-        size = sum(
-            (probe.shape.num_elements() or 0) * probe.dtype.size for probe in one.probes
-        )  # In bytes.
+        for variable, differences in zip(self.variables, rows, strict=True):
+            self._refuse_differences(variable, [float(part) for part in differences], tolerance)
+        passed = passes[0]
+        num_bytes = sum(
+            (probe.shape.num_elements() or 0) * probe.dtype.size for probe in passed.probes
+        )
+        slow_calls = [call for call in passed.calls if call.slow]
         learned = dataclasses.replace(
             self,
-            rows_each=tuple(one.rows_each),
-            bytes_each=size // num_records + 8 * sum(call.size for call in one.calls if call.slow),
-            slowdown=one.slowdown,
-            slow=tuple(dict.fromkeys(call.layer for call in one.calls if call.slow)),
+            rows_each=tuple(passed.rows_each),
+            bytes_each=num_bytes // num_records + 8 * sum(call.size for call in slow_calls),
+            slowdown=passed.slowdown,
+            slow=tuple(dict.fromkeys(call.layer for call in slow_calls)),
         )
         if _check_independence(learned, function, x, tolerance) and still is not None:
             _check_independence(learned, still, x, tolerance)
         return learned
 
+    def _refuse_differences(
+        self, variable: tf.Variable, differences: Sequence[float], tolerance: float
+    ) -> None:
+        """Raises if the gradients of a variable differ from TensorFlow's, see `_differences`."""
+        sums, too_small = differences[:2]
+        too_large, scale = differences[2:]
+        right = sums < tolerance and too_small < tolerance and too_large < _TOO_LARGE
+        if (scale == 0 or right) and np.isfinite(scale):
+            return
+        owners = [
+            layer for layer in self.layers if any(own is variable for own in own_weights(layer))
+        ]
+        why = _LOOSE if too_large >= _TOO_LARGE and sums < tolerance else _OUTSIDE
+        raise UnsupportedLayerError(
+            f"The per-example gradients of {variable.name} do not follow from its layer's inputs "
+            f"and outputs: on synthetic records their sum has a relative error of {sums:.2g}, and "
+            f"the largest squared norm is too small by {max(too_small, 0.0):.2g} and too large by "
+            f"{max(too_large, 0.0):.2g} (allowed: {tolerance:g}, {tolerance:g} and "
+            f"{_TOO_LARGE:g}).\n{why}",
+            owners[0] if owners else None,
+        )
 
-def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
+
+def _differences(passed: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]]:
     """Compares a weighted sum and norms with those of TensorFlow's per-example gradients.
 
-    Returns for each variable the sum's error, and how much a squared norm is too small and too large, relative to the
-    variable's largest or to a small fraction of the largest of all; and the largest entry.
+    Returns:
+      Four scalars for each variable: the error of the sum, how much a squared norm is too small and
+        too large, relative to the variable's largest or to a small fraction of the largest of all;
+        and the largest entry.
     """
-    variables, losses = one.gradients.variables, one.result
+    variables, losses = passed.gradients.variables, passed.result
     weights = tf.cast(tf.range(1.0, num_records + 1.0) / num_records, losses.dtype)
-    by_layers = one.contributions(losses, tf.ones_like(losses))
+    by_layers = passed.contributions(losses, tf.ones_like(losses))
     each = [
-        one.tape.gradient(losses, variables, output_gradients=only, unconnected_gradients="zero")
+        passed.tape.gradient(losses, variables, output_gradients=only, unconnected_gradients="zero")
         for only in tf.unstack(tf.eye(num_records, dtype=losses.dtype))
     ]
     values = [
@@ -229,14 +285,10 @@ def _differences(one: Pass[tf.Tensor], num_records: int) -> list[list[tf.Tensor]
         mine = tf.zeros_like(wanted) if part is None else part.weighted_sum(weights)
         squared = tf.zeros_like(square) if part is None else part.squared_norms()
         scale = tf.reduce_max(tf.abs(value))
-        size, norm = (
-            tf.maximum(scale, _FLOOR * largest),
-            tf.maximum(tf.reduce_max(square), _FLOOR * longest),
-        )
-        too_small, too_large = (
-            tf.reduce_max(square - squared) / norm,
-            tf.reduce_max(squared - square) / norm,
-        )
+        size = tf.maximum(scale, _FLOOR * largest)
+        norm = tf.maximum(tf.reduce_max(square), _FLOOR * longest)
+        too_small = tf.reduce_max(square - squared) / norm
+        too_large = tf.reduce_max(squared - square) / norm
         rows.append([tf.reduce_max(tf.abs(mine - wanted)) / size, too_small, too_large, scale])
     return rows
 
@@ -247,24 +299,28 @@ def _check_independence(
     x: Structure,
     tolerance: float,
 ) -> bool:
-    """Raises if one record's values change others' losses or gradients; returns whether layers draw, which hides it."""
+    """Raises if one record's values change others' losses or gradients.
+
+    Returns:
+      True if layers draw, which hides an influence.
+    """
     twice = tf.nest.map_structure(lambda part: tf.concat([part, part], axis=0), x)
     num = int(tf.nest.flatten(twice)[0].shape[0])
     others = np.arange(num) != num // 2
 
     def measures(batch: Structure) -> list[tf.Tensor]:
-        one = gradients.run(lambda: function(batch))
+        passed = gradients.run(lambda: function(batch))
         keep = tf.constant(others)
-        weights = tf.cast(keep, one.result.dtype)
-        parts = [part for part in one.contributions(one.result, weights) if part is not None]
+        weights = tf.cast(keep, passed.result.dtype)
+        parts = [part for part in passed.contributions(passed.result, weights) if part is not None]
         norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
         return [
-            tf.boolean_mask(one.result, keep),
+            tf.boolean_mask(passed.result, keep),
             *norms,
             *[part.weighted_sum(weights) for part in parts],
         ]
 
-    # The same number of rows as in training.
+    # Traced for any number of rows, as in training.
     signature = tf.nest.map_structure(
         lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice
     )
@@ -291,33 +347,66 @@ def _check_independence(
         try:
             after = replaced(value, category)
         except tf.errors.InvalidArgumentError:
-            if category == _CATEGORY:  # The integer may be out of range.
+            # The integer may be out of range.
+            if category == _CATEGORY:
                 continue
             raise
         for before, now in zip(base, after, strict=True):
             if not np.isfinite(now).all() or (not draws and moved(before, now)):
-                by = np.abs(now - before).max() / np.abs(before).max()  # NaN if they become NaN.
+                # The change is NaN if the values become NaN.
+                by = np.abs(now - before).max() / np.abs(before).max()
                 raise UnsupportedLayerError(
-                    f"Losses or gradients of synthetic records change (by {by:.2g} of the largest) when another record of their "
-                    f"batch becomes {value:g} (integers {category}): a layer lets records influence each other, for instance by an "
-                    "operation over axis 0 or over the whole batch.\nOne record would move all gradients, and no clip would bound "
-                    "its influence. Use the other axes."
+                    f"Losses or gradients of synthetic records change (by {by:.2g} of the "
+                    f"largest) when another record of their batch becomes {value:g} (integers "
+                    f"{category}): a layer lets records influence each other, for instance by an "
+                    "operation over axis 0 or over the whole batch.\n"
+                    "One record would move all gradients, and no clip would bound its influence. "
+                    "Use the other axes."
                 )
     return draws
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
+    """A recorded call of a layer.
+
+    Attributes:
+      layer: The layer.
+      probed: Its forward pass.
+      rows: The rows of its probes; None if their number is not static.
+      size: The entries of its variables; 0 for an embedding, which uses single rows.
+      places: The positions of a sequence or pixels, each of which uses the variables once.
+      slow: True without a rule: its gradients are vectorized and materialized.
+    """
+
     layer: Layer
     probed: Probed
     rows: int | None
-    size: int  # Entries of its variables; 0 for an embedding, which uses single rows.
-    places: int  # Positions of a sequence or pixels, each of which uses the variables once.
-    slow: bool  # No rule: its gradients are vectorized and materialized.
+    size: int
+    places: int
+    slow: bool
 
 
 class Pass(Generic[_Result]):
-    """One forward pass of a batch with the recorded calls of its trainable layers, and its persistent `tape`."""
+    """One forward pass of a batch with the recorded calls of its trainable layers.
+
+    `LayerGradients.run` makes it.
+
+    ```python
+    >>> layer = keras.layers.Dense(3)
+    >>> layer.build([None, 2])
+    >>> gradients = LayerGradients([layer], layer.trainable_variables)
+    >>> passed = gradients.run(lambda: layer(tf.ones([4, 2])), num_records=4)
+    >>> passed.rows_each
+    [1]
+
+    ```
+
+    Attributes:
+      result: The result of the function that was called.
+      tape: A persistent tape that watched the probes of the calls.
+      calls: The recorded calls, in order.
+    """
 
     result: _Result
 
@@ -327,42 +416,46 @@ class Pass(Generic[_Result]):
         self.refusal: UnsupportedLayerError | None = None
         self._num_records = num_records
         self.calls: list[_Call] = []
-        self._inside = False  # Whether a unit is being called.
+        self._inside = False  # True while a composite layer is being called.
         self._graph = tf.compat.v1.get_default_graph()
 
     def weights(self, layer: Layer) -> list[tf.Variable]:
         """Returns the variables whose gradients a call of this layer accounts for."""
         if isinstance(layer, Whole):
             return list(layer.reads)
-        return layer.trainable_weights if self._is_unit(layer) else own_weights(layer)
+        return layer.trainable_weights if self._is_composite(layer) else own_weights(layer)
 
-    def _is_unit(self, layer: Layer) -> bool:
-        return is_unit(layer) or any(one is layer for one in self.gradients.units)
+    def _is_composite(self, layer: Layer) -> bool:
+        return is_composite(layer) or any(known is layer for known in self.gradients.composites)
 
     def watched(self, layer: Layer, original: Callable[..., Structure]) -> Callable[..., Structure]:
-        """Returns a layer's call, recorded."""
+        """Returns a layer's call, recorded.
+
+        Args:
+          layer: The layer.
+          original: Its own call.
+        """
         mapped = self.gradients.mapped
 
         def call(inputs: Structure, *args: Structure, **kwargs: Structure) -> Structure:
-            # In another graph, Keras infers shapes, or the layer is called inside a function or loop of its own.
+            # In another graph, Keras infers shapes, or the layer is called inside a function or
+            # loop of its own.
             if self._inside or tf.compat.v1.get_default_graph() is not self._graph:
                 return original(inputs, *args, **kwargs)
             refuse_mixing(layer, kwargs.get("training"))
             variables = self.weights(layer)
             if not variables:
                 return original(inputs, *args, **kwargs)
-            # Embeddings always: their own forward pass raises for an id out of range, which would reveal a record.
-            rule = (
-                None
-                if mapped and type(layer) is not keras.layers.Embedding
-                else RULES.get(type(layer))
-            )
+            # Embeddings use their rule always: their own forward pass raises for an id out of
+            # range, which would reveal a record.
+            by_rule = not mapped or type(layer) is keras.layers.Embedding
+            rule = RULES.get(type(layer)) if by_rule else None
             plain = not args and all(value is None for value in kwargs.values())
             usable = rule is not None and plain and layer.compute_dtype == layer.variable_dtype
             probed = rule(layer, original, inputs) if rule is not None and usable else None
             slow = probed is None and not mapped
             if probed is None:
-                self._inside = self._is_unit(layer)
+                self._inside = self._is_composite(layer)
                 try:
                     probed = by_map(layer, variables, original, inputs, args, kwargs)
                 except UnsupportedLayerError as error:
@@ -371,10 +464,9 @@ class Pass(Generic[_Result]):
                 finally:
                     self._inside = False
             self.tape.watch(probed.probes)
-            tensors = [
-                one for one in [*tf.nest.flatten(inputs), *probed.probes] if tf.is_tensor(one)
-            ]
-            places = max(one.shape[1:-1].num_elements() or 1 for one in tensors)
+            parts = [*tf.nest.flatten(inputs), *probed.probes]
+            shapes = [part.shape for part in parts if tf.is_tensor(part)]
+            places = max(shape[1:-1].num_elements() or 1 for shape in shapes)
             is_table = isinstance(layer, keras.layers.Embedding)
             size = 0 if is_table else sum(variable.shape.num_elements() for variable in variables)
             self.calls.append(_Call(layer, probed, probed.probes[0].shape[0], size, places, slow))
@@ -389,32 +481,36 @@ class Pass(Generic[_Result]):
         if known is not None:
             if len(known) != len(self.calls):
                 raise UnsupportedLayerError(
-                    f"The layers were called {len(self.calls)} times, but {len(known)} when checked: call the same in every pass."
+                    f"The layers were called {len(self.calls)} times, but {len(known)} when "
+                    "checked: call the same in every pass."
                 )
             return list(known)
         num = self._num_records
-        found = []
+        rows_each = []
         for call in self.calls:
             if num is None or call.rows is None or call.rows % num:
                 raise UnsupportedLayerError(
-                    f"{call.layer.name} got {call.rows} rows for {num} records: the first dimension of a layer's inputs must run "
-                    "over records, with the same number of rows for each.",
+                    f"{call.layer.name} got {call.rows} rows for {num} records: the first "
+                    "dimension of a layer's inputs must run over records, with the same number "
+                    "of rows for each.",
                     call.layer,
                 )
-            found.append(call.rows // num)
-        return found
+            rows_each.append(call.rows // num)
+        return rows_each
 
     @property
     def slowdown(self) -> float:
         """Returns the approximate time of a step relative to one without privacy.
 
-        Forward and backward cost three passes of multiply-adds. A vectorized layer runs both once more, and materialized
-        gradients are written and read.
+        Forward and backward cost three passes of multiply-adds. A vectorized layer runs both once
+        more, and materialized gradients are written and read.
         """
         plain, more = 1.0, 0.0
         for call, rows in zip(self.calls, self.rows_each, strict=True):
             passes = 3.0 * call.size * call.places * rows
-            copies = call.size * (_UNIT_COST * call.places if is_unit(call.layer) else _HELD_COST)
+            copies = call.size * (
+                _STEP_COST * call.places if is_composite(call.layer) else _HELD_COST
+            )
             plain, more = plain + passes, more + (passes + copies if call.slow else 0.0)
         return 1.0 + more / plain
 
@@ -424,11 +520,19 @@ class Pass(Generic[_Result]):
         return [probe for call in self.calls for probe in call.probed.probes]
 
     def contributions(self, values: tf.Tensor, weights: tf.Tensor) -> list[Contribution | None]:
-        """Returns, for each variable, the records' contributions to the gradient of `sum(weights * values)`."""
-        found = self.tape.gradient(
+        """Returns the records' contributions to the gradient of `sum(weights * values)`.
+
+        Args:
+          values: Float [n, ...], computed in this pass.
+          weights: A tensor of the same shape.
+
+        Returns:
+          A contribution for each variable; None where the pass does not use it.
+        """
+        gradients = self.tape.gradient(
             values, self.probes, output_gradients=weights, unconnected_gradients="zero"
         )
-        at_probes = iter(found)
+        at_probes = iter(gradients)
         parts: dict[tf.Variable, list[Contribution]] = {
             variable.ref(): [] for variable in self.gradients.variables
         }
@@ -436,20 +540,27 @@ class Pass(Generic[_Result]):
             own = [next(at_probes) for _ in call.probed.probes]
             for variable, part in call.probed.contributions(own, ByRecord(rows)):
                 parts.setdefault(variable.ref(), []).append(part)
-        of_each = [parts[variable.ref()] for variable in self.gradients.variables]
-        return [combined(each) if each else None for each in of_each]
+        by_variable = [parts[variable.ref()] for variable in self.gradients.variables]
+        return [combined(uses) if uses else None for uses in by_variable]
 
     def clipped_sum(
         self, losses: tf.Tensor, mask: tf.Tensor, clip: Clip, *, weights: tf.Tensor | None = None
     ) -> tuple[ClippedSum, PerExample]:
-        """Sums the clipped per-record gradients; also returns exact values of single records (*not private*).
+        """Sums the clipped per-record gradients.
 
-        `losses`, float of shape [n], are computed in this pass, loss i from record i alone; `weights` of shape [n] multiply them
-        before the clip. `mask` of shape [n] is False for padding.
+        Args:
+          losses: Float [n], computed in this pass, loss i from record i alone.
+          mask: Bool [n], False for padding.
+          clip: The bound C on one record's gradient, and its scheme.
+          weights: Float [n], which multiply the losses before the clip; None for ones.
+
+        Returns:
+          The `ClippedSum`, and exact values of single records (*not private*).
 
         #### Formal guarantee
 
-        That of `clipped_sum` of `gradients.vmap`, for losses that depend on one record each, as `LayerGradients.checked` checks.
+        That of `clipped_sum` of `gradients.vmap`, for losses that depend on one record each, as
+        `LayerGradients.checked` checks.
         """
         weights = tf.ones_like(losses) if weights is None else weights
         keep = mask & tf.math.is_finite(losses * weights)

@@ -1,7 +1,8 @@
-"""The layers of a model, and rules for their per-example weight gradients from inputs and output gradients.
+"""Rules for the per-example weight gradients of layers.
 
-A rule for a layer class has a forward pass that exposes the tensor to differentiate by, and the contributions that follow.
-Every other trainable layer is vectorized over records with `tf.vectorized_map`, for its own variables alone.
+A rule for a layer class has a forward pass that exposes the tensor to differentiate by, and the
+contributions that follow from inputs and output gradients. Every other trainable layer is
+vectorized over records with `tf.vectorized_map`, for its own variables alone.
 """
 
 from __future__ import annotations
@@ -17,59 +18,101 @@ import numpy as np
 from tfp_dpvi._tf import Layer, keras, tf
 from tfp_dpvi.ghost.contributions import Contribution, Direct, Lookup, Outer
 
-Found = list[
-    tuple[tf.Variable, Contribution]
-]  # Pairs of a variable and the records' contributions to its gradient.
+ByVariable = list[tuple[tf.Variable, Contribution]]
+"""Pairs of a variable and the records' contributions to its gradient."""
 
 
 class UnsupportedLayerError(ValueError):
-    """Raised for a layer whose per-example gradients cannot be computed; the message names it and the fix."""
+    """Raised for a layer whose per-example gradients cannot be computed.
+
+    The message names the layer and what to do.
+
+    ```python
+    >>> layer = keras.layers.BatchNormalization(name="moments")
+    >>> refuse_mixing(layer, training=True)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    tfp_dpvi.ghost.rules.UnsupportedLayerError: moments is a BatchNormalization, ...
+
+    ```
+    """
 
     def __init__(self, message: str, layer: Layer | None = None) -> None:
         super().__init__(message)
-        self.layer = layer  # If it might be vectorized as a whole.
+        # The layer, if it might be vectorized as a whole.
+        self.layer = layer
 
 
 @dataclasses.dataclass(frozen=True)
 class ByRecord:
-    """Reshapes a layer's rows by record; a record may have several consecutive rows (draws)."""
+    """Reshapes a layer's rows by record; a record may have several consecutive rows (draws).
 
-    rows: int  # Per record.
+    Attributes:
+      rows: The number of rows of a record.
+    """
+
+    rows: int
 
     def split(self, values: tf.Tensor) -> tf.Tensor:
-        """[rows, ...] -> [n, rows of a record, ...]."""
+        """Reshapes [rows, ...] to [n, rows of a record, ...]."""
         inner = values.shape[1:] if values.shape[1:].is_fully_defined() else tf.shape(values)[1:]
         return tf.reshape(values, tf.concat([[-1, self.rows], inner], axis=0))
 
     def __call__(self, values: tf.Tensor) -> tf.Tensor:
-        """[rows, ..., D] -> [n, T, D] with a static T."""
+        """Reshapes [rows, ..., D] to [n, T, D] with a static T."""
         inner = values.shape[1:-1].num_elements()
         if inner is None or values.shape[-1] is None:
             raise UnsupportedLayerError(
-                f"A layer got shape {values.shape}: all dimensions but the first must be known. Fix the input shapes."
+                f"A layer got shape {values.shape}: all dimensions but the first must be known. "
+                "Fix the input shapes."
             )
         return tf.reshape(values, [-1, inner * self.rows, values.shape[-1]])
 
 
 @dataclasses.dataclass(frozen=True)
 class Probed:
-    """A layer's forward pass, split at the tensors to differentiate by."""
+    """A layer's forward pass, split at the tensors to differentiate by.
 
-    probes: Sequence[tf.Tensor]  # These tensors, with the layer's rows in their first dimension.
-    finish: Callable[[], tf.Tensor]  # Computes the layer's output from the probes.
-    contributions: Callable[
-        [Sequence[tf.Tensor], ByRecord], Found
-    ]  # From the gradients at the probes.
+    Attributes:
+      probes: These tensors, with the layer's rows in their first dimension.
+      finish: Computes the layer's output from the probes.
+      contributions: Returns the records' contributions, from the gradients at the probes.
+    """
+
+    probes: Sequence[tf.Tensor]
+    finish: Callable[[], tf.Tensor]
+    contributions: Callable[[Sequence[tf.Tensor], ByRecord], ByVariable]
 
 
 Rule = Callable[[Layer, Callable[..., tf.Tensor], tf.Tensor], "Probed | None"]
-"""`rule(layer, layer's own call, inputs) -> Probed`, or None if the rule does not cover this use of the layer."""
+"""`rule(layer, call, inputs)` takes a layer, its own call and the inputs of the call.
+
+It returns the probed call, or None if the rule does not cover this use of the layer.
+"""
 
 
 class Whole(Layer):
-    """A layer whose gradients are vectorized over records as a whole, without recording the layers inside it.
+    """A layer whose gradients are vectorized over records as a whole.
 
-    `reads` are the trainable variables that it uses, of any layer; the first dimension of their uses need not run over records.
+    The layers inside it are not recorded.
+
+    ```python
+    >>> class Shift(Whole):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.shift = self.add_weight("shift", [2])
+    ...         self.reads = (self.shift,)
+    ...     def call(self, inputs):
+    ...         return inputs + self.shift
+    >>> shift = Shift()
+    >>> shift(tf.ones([3, 2])).shape
+    TensorShape([3, 2])
+
+    ```
+
+    Attributes:
+      reads: The trainable variables that it uses, of any layer. The first dimension of their uses
+        need not run over records.
     """
 
     reads: tuple[tf.Variable, ...] = ()
@@ -77,7 +120,14 @@ class Whole(Layer):
 
 @contextlib.contextmanager
 def without(layer: Layer, **attributes: object) -> Iterator[None]:
-    """While active, sets attributes of a layer without Keras's tracking: its own forward pass without the last part."""
+    """Sets attributes of a layer without Keras's tracking, while active.
+
+    The layer then runs its own forward pass without the last part.
+
+    Args:
+      layer: The layer.
+      **attributes: The values by the names of the attributes.
+    """
     before = {name: getattr(layer, name) for name in attributes}
     try:
         for name, value in attributes.items():
@@ -89,7 +139,7 @@ def without(layer: Layer, **attributes: object) -> Iterator[None]:
 
 
 def _places(values: tf.Tensor, last: Sequence[int]) -> tf.Tensor:
-    """[rows, ..., *last] -> [rows, places, size of last]."""
+    """Reshapes [rows, ..., *last] to [rows, places, size of last]."""
     if len(last) == 1:
         return values
     width = int(np.prod(last))
@@ -100,22 +150,25 @@ def _with_kernel(
     layer: Layer,
     call: Callable[..., tf.Tensor],
     inputs: tf.Tensor,
-    of_kernel: Callable[[tf.Tensor, ByRecord], Contribution],
+    kernel_contribution: Callable[[tf.Tensor, ByRecord], Contribution],
     name: str = "kernel",
 ) -> Probed:
-    """Probes a layer that computes `activation(linear(inputs, kernel) + bias)`, with its kernel in attribute `name`."""
+    """Probes a layer that computes `activation(linear(inputs, kernel) + bias)`.
+
+    The kernel is in attribute `name`.
+    """
     with without(layer, activation=keras.activations.linear):
         outputs = call(inputs)
 
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-        found: Found = [(getattr(layer, name), of_kernel(gradients[0], by_record))]
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> ByVariable:
+        pairs: ByVariable = [(getattr(layer, name), kernel_contribution(gradients[0], by_record))]
         if layer.bias is not None:
             shape = tuple(layer.bias.shape)
             values = by_record(_places(gradients[0], shape))
             # Without positions to sum over, a reshape is enough.
             values = values if values.shape[1] == 1 else tf.reduce_sum(values, axis=1)
-            found.append((layer.bias, Direct(shape, tf.reshape(values, [-1, *shape]))))
-        return found
+            pairs.append((layer.bias, Direct(shape, tf.reshape(values, [-1, *shape]))))
+        return pairs
 
     return Probed([outputs], lambda: layer.activation(outputs), contributions)
 
@@ -125,12 +178,10 @@ def _dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> P
         return None
     inputs = tf.cast(inputs, layer.kernel.dtype)
 
-    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
-        return Outer.of_cheaper_form(
-            tuple(layer.kernel.shape), by_record(inputs), by_record(gradient)
-        )
+    def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return Outer.cheaper_form(tuple(layer.kernel.shape), by_record(inputs), by_record(gradient))
 
-    return _with_kernel(layer, call, inputs, of_kernel)
+    return _with_kernel(layer, call, inputs, kernel_contribution)
 
 
 def _patches(
@@ -140,7 +191,10 @@ def _patches(
     rates: Sequence[int],
     padding: str,
 ) -> tf.Tensor:
-    """[rows, H, W, C] -> [rows, H', W', kh kw C], in the order of a kernel [kh, kw, C, ...]."""
+    """Returns the patches of images, [rows, H, W, C] -> [rows, H', W', kh kw C].
+
+    A patch has the order of a kernel [kh, kw, C, ...].
+    """
     return tf.image.extract_patches(
         images,
         sizes=[1, *kernel_size, 1],
@@ -151,18 +205,17 @@ def _patches(
 
 
 def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """Conv1D, Conv2D and Conv3D."""
+    """Probes a Conv1D, Conv2D or Conv3D."""
     rank = layer.rank
     if layer.data_format != "channels_last" or layer.groups != 1 or inputs.shape.rank != rank + 2:
         return None
     if rank == 3 and tuple(layer.dilation_rate) != (1, 1, 1):
         return None
     inputs = tf.cast(inputs, layer.kernel.dtype)
-    shape, sizes, strides, rates = map(
-        tuple, (layer.kernel.shape, layer.kernel_size, layer.strides, layer.dilation_rate)
-    )
+    shape, sizes = tuple(layer.kernel.shape), tuple(layer.kernel_size)
+    strides, rates = tuple(layer.strides), tuple(layer.dilation_rate)
 
-    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+    def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         images = inputs
         if layer.padding == "causal":
             images = tf.pad(inputs, [[0, 0], [rates[0] * (sizes[0] - 1), 0], [0, 0]])
@@ -175,36 +228,37 @@ def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
             patches = _patches(images[:, None], (1, *sizes), (1, *strides), (1, *rates), padding)
         else:
             patches = _patches(images, sizes, strides, rates, padding)
-        return Outer.of_cheaper_form(shape, by_record(patches), by_record(gradient))
+        return Outer.cheaper_form(shape, by_record(patches), by_record(gradient))
 
-    return _with_kernel(layer, call, inputs, of_kernel)
+    return _with_kernel(layer, call, inputs, kernel_contribution)
 
 
 def _depthwise(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
     if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
         return None
 
-    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+    def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         return _by_channels(layer, inputs, gradient, by_record)
 
-    return _with_kernel(layer, call, inputs, of_kernel, "depthwise_kernel")
+    return _with_kernel(layer, call, inputs, kernel_contribution, "depthwise_kernel")
 
 
 def _by_channels(
     layer: Layer, inputs: tf.Tensor, gradient: tf.Tensor, by_record: ByRecord
 ) -> Direct:
-    """Returns the gradients of a small kernel for each channel, one product for each of its places.
+    """Returns the gradients of a small kernel for each channel, a product for each of its places.
 
     Grouped convolutions would be fewer operations, but XLA on CPUs makes dense ones of them.
     """
-    height, width, channels, multiplier = layer.depthwise_kernel.shape
-    strides, rates, out = layer.strides, layer.dilation_rate, gradient.shape[1:3].as_list()
+    shape = tuple(layer.depthwise_kernel.shape)
+    height, width = shape[:2]
+    channels, multiplier = shape[2:]
+    strides, rates = layer.strides, layer.dilation_rate
+    out = gradient.shape[1:3].as_list()
     pads, blocks = [], []
     for axis, kernel in enumerate((height, width)):
-        size, needed = (
-            inputs.shape[axis + 1],
-            (out[axis] - 1) * strides[axis] + (kernel - 1) * rates[axis] + 1,
-        )
+        size = inputs.shape[axis + 1]
+        needed = (out[axis] - 1) * strides[axis] + (kernel - 1) * rates[axis] + 1
         before = max(needed - size, 0) // 2  # 0 for padding="valid".
         num = -(-max(size + before, needed) // strides[axis])
         pads.append([before, num * strides[axis] - size - before])
@@ -212,23 +266,20 @@ def _by_channels(
     images = tf.reshape(
         tf.pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels]
     )
-    images = tf.transpose(
-        images, [2, 4, 0, 1, 3, 5]
-    )  # Strides first: what a place of the kernel sees is one block.
+    # Strides first: what a place of the kernel sees is one block.
+    images = tf.transpose(images, [2, 4, 0, 1, 3, 5])
     gradient = tf.reshape(gradient, [-1, *out, channels, multiplier])
     sums = []
     for row, column in itertools.product(range(height), range(width)):
         (i, y), (j, x) = divmod(row * rates[0], strides[0]), divmod(column * rates[1], strides[1])
         seen = images[y, x, :, i : i + out[0], j : j + out[1], :, None]
         sums.append(tf.reduce_sum(seen * gradient, axis=[1, 2]))
-    values = by_record.split(
-        tf.reshape(tf.stack(sums, axis=1), [-1, height, width, channels, multiplier])
-    )
-    return Direct((height, width, channels, multiplier), tf.reduce_sum(values, axis=1))
+    values = by_record.split(tf.reshape(tf.stack(sums, axis=1), [-1, *shape]))
+    return Direct(shape, tf.reduce_sum(values, axis=1))
 
 
 def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """SeparableConv2D: a depthwise convolution, then one of size 1."""
+    """Probes a SeparableConv2D: a depthwise convolution, then one of size 1."""
     if layer.data_format != "channels_last" or None in inputs.shape.as_list()[1:]:
         return None
     inputs = tf.cast(inputs, layer.depthwise_kernel.dtype)
@@ -237,17 +288,15 @@ def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
         "padding": layer.padding.upper(),
         "dilations": layer.dilation_rate,
     }
-    middle, pointwise = (
-        tf.nn.depthwise_conv2d(inputs, layer.depthwise_kernel, **how),
-        layer.pointwise_kernel,
-    )
+    middle = tf.nn.depthwise_conv2d(inputs, layer.depthwise_kernel, **how)
+    pointwise = layer.pointwise_kernel
 
-    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
-        return Outer.of_cheaper_form(tuple(pointwise.shape), by_record(middle), by_record(gradient))
+    def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+        return Outer.cheaper_form(tuple(pointwise.shape), by_record(middle), by_record(gradient))
 
-    probed = _with_kernel(layer, call, inputs, of_kernel, "pointwise_kernel")
+    probed = _with_kernel(layer, call, inputs, kernel_contribution, "pointwise_kernel")
 
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> ByVariable:
         at_middle = tf.tensordot(gradients[0], pointwise[0, 0], [[3], [1]])
         first = layer.depthwise_kernel, _by_channels(layer, inputs, at_middle, by_record)
         return [first, *probed.contributions(gradients, by_record)]
@@ -256,30 +305,31 @@ def _separable(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 
 
 def _einsum_dense(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) -> Probed | None:
-    """EinsumDense as a dense layer over positions, "abc,cde->abde": the projections of attention."""
+    """Probes an EinsumDense that is a dense layer over positions, "abc,cde->abde".
+
+    The projections of attention are such layers.
+    """
     equation = re.fullmatch(r"(\w+),(\w+)->(\w+)", layer.equation.replace(" ", ""))
     if equation is None or inputs.shape.rank is None or None in inputs.shape.as_list()[1:]:
         return None
-    given, kernel, out = equation.groups()
-    summed, made = (
-        "".join(one for one in kernel if (one in given) == yes) for yes in (True, False)
-    )
-    places = given[: len(given) - len(summed)]
-    if not (
-        places and kernel == summed + made and given == places + summed and out == places + made
-    ):
+    left_axes, kernel_axes = equation.group(1), equation.group(2)
+    summed = "".join(axis for axis in kernel_axes if axis in left_axes)
+    kept = "".join(axis for axis in kernel_axes if axis not in left_axes)
+    places = left_axes[: len(left_axes) - len(summed)]
+    is_dense = left_axes == places + summed and kernel_axes == summed + kept
+    if not (places and is_dense and equation.group(3) == places + kept):
         return None
     shape = tuple(layer.kernel.shape)
     if layer.bias is not None and tuple(layer.bias.shape) != shape[len(summed) :]:
         return None
 
-    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+    def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         left, right = _places(inputs, shape[: len(summed)]), _places(gradient, shape[len(summed) :])
-        return Outer.of_cheaper_form(
+        return Outer.cheaper_form(
             shape, by_record(tf.cast(left, layer.kernel.dtype)), by_record(right)
         )
 
-    return _with_kernel(layer, call, inputs, of_kernel)
+    return _with_kernel(layer, call, inputs, kernel_contribution)
 
 
 def _by_patches_of_gradients(
@@ -289,21 +339,21 @@ def _by_patches_of_gradients(
     padding: str,
     by_record: ByRecord,
 ) -> Direct:
-    """Returns kernel gradients of a convolution with fewer channels out than in, for which patches of inputs are larger.
+    """Returns kernel gradients of a convolution with fewer channels out than in.
 
-    `gradient[k, c, d] = sum_s images[s, c] g[s - k + before, d]`: padded patches of g in reverse order.
+    Patches of its inputs would be larger: `gradient[k, c, d] = sum_s images[s, c] g[s - k + before,
+    d]` takes padded patches of g in reverse order.
     """
-    height, width, channels, filters = shape
+    height, width = shape[:2]
+    channels, filters = shape[2:]
     same = padding == "SAME"
     pads = [
         [size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1]
         for size in (height, width)
     ]
     padded = tf.pad(gradient, [[0, 0], *pads, [0, 0]])
-    left, right = (
-        by_record(images),
-        by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID")),
-    )
+    left = by_record(images)
+    right = by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID"))
     values = tf.reshape(
         tf.linalg.matmul(left, right, transpose_a=True), [-1, channels, height, width, filters]
     )
@@ -313,7 +363,7 @@ def _by_patches_of_gradients(
 def _transposed_convolution(
     layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
 ) -> Probed | None:
-    """Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
+    """Probes a Conv2DTranspose, the gradient of a convolution: input and output swap roles."""
     if (
         layer.data_format != "channels_last"
         or layer.output_padding is not None
@@ -324,19 +374,27 @@ def _transposed_convolution(
         return None
     inputs = tf.cast(inputs, layer.kernel.dtype)
 
-    def of_kernel(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
+    def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         patches = _patches(
             gradient, layer.kernel_size, layer.strides, (1, 1), layer.padding.upper()
         )
-        return Outer.of_cheaper_form(
-            tuple(layer.kernel.shape), by_record(patches), by_record(inputs)
-        )
+        return Outer.cheaper_form(tuple(layer.kernel.shape), by_record(patches), by_record(inputs))
 
-    return _with_kernel(layer, call, inputs, of_kernel)
+    return _with_kernel(layer, call, inputs, kernel_contribution)
 
 
 def looked_up(layer: Layer, inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns an embedding's output and ids; an id out of range makes its record's loss NaN instead of raising (C8)."""
+    """Returns an embedding's output and its ids.
+
+    An id out of range makes its record's loss NaN instead of raising (contract 8).
+
+    Args:
+      layer: The embedding.
+      inputs: Ids, a numeric tensor of any shape.
+
+    Returns:
+      The rows of the table, and int32 ids, 0 where they are out of range.
+    """
     ids = tf.cast(inputs, tf.int32)
     known = (ids >= 0) & (ids < layer.embeddings.shape[0])
     ids = tf.where(known, ids, tf.zeros_like(ids))
@@ -349,7 +407,7 @@ def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
         return None
     outputs, ids = looked_up(layer, inputs)
 
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> ByVariable:
         values = by_record(gradients[0])
         each = by_record(tf.expand_dims(ids, -1))[:, :, 0]
         return [(layer.embeddings, Lookup(tuple(layer.embeddings.shape), each, values))]
@@ -360,7 +418,7 @@ def _embedding(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor) 
 def _normalization(
     layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
 ) -> Probed | None:
-    """LayerNormalization and GroupNormalization: `normalized * gamma + beta`."""
+    """Probes a LayerNormalization or GroupNormalization: `normalized * gamma + beta`."""
     rank = inputs.shape.rank
     if rank is None or None in inputs.shape.as_list()[1:]:
         return None
@@ -378,23 +436,18 @@ def _normalization(
     if layer.center:
         outputs += tf.reshape(layer.beta, shape)
 
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> ByVariable:
         others = [axis for axis in range(1, rank) if axis not in axes]
-        found: Found = []
+        pairs: ByVariable = []
         for used, name, factor in ((layer.scale, "gamma", normalized), (layer.center, "beta", 1.0)):
             if used:
                 variable = getattr(layer, name)
                 each = tf.reduce_sum(gradients[0] * factor, axis=others)
-                values = tf.reduce_sum(
-                    by_record(tf.reshape(each, [-1, 1, variable.shape.num_elements()])), axis=1
-                )
-                found.append(
-                    (
-                        variable,
-                        Direct(tuple(variable.shape), tf.reshape(values, [-1, *variable.shape])),
-                    )
-                )
-        return found
+                flat = tf.reshape(each, [-1, 1, variable.shape.num_elements()])
+                values = tf.reduce_sum(by_record(flat), axis=1)
+                own = Direct(tuple(variable.shape), tf.reshape(values, [-1, *variable.shape]))
+                pairs.append((variable, own))
+        return pairs
 
     return Probed([outputs], lambda: outputs, contributions)
 
@@ -416,15 +469,24 @@ RULES: dict[type, Rule] = {
 
 
 def refuse_mixing(layer: Layer, training: object) -> None:
-    """Raises `UnsupportedLayerError` if a layer, called with `training`, lets records influence each other (contract C3).
+    """Refuses a layer that lets records influence each other (contract 3).
 
-    Batch normalisation that is frozen or called with `training=False` uses its saved moments and passes.
+    Batch normalisation that is frozen or called with `training=False` uses its saved moments and
+    passes.
+
+    Args:
+      layer: The layer.
+      training: The argument `training` of its call, or None.
+
+    Raises:
+      UnsupportedLayerError: The layer normalises a record by the others of its batch.
     """
     if is_batch_normalization(layer) and layer.trainable and training not in (None, False, 0):
         raise UnsupportedLayerError(
-            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others of its batch: one record would "
-            "move all gradients, and no clip would bound its influence.\nFreeze it (layer.trainable = False), call it with "
-            "training=False, or use dpvi.keras.layers.GroupNormalization or LayerNormalization."
+            f"{layer.name} is a {type(layer).__name__}, which normalises a record by the others "
+            "of its batch: one record would move all gradients, and no clip would bound its "
+            "influence.\nFreeze it (layer.trainable = False), call it with training=False, or use "
+            "dpvi.keras.layers.GroupNormalization or LayerNormalization."
         )
 
 

@@ -1,4 +1,7 @@
-"""Layers vectorized over records as a whole, with their sublayers: recurrent layers and layers without a rule."""
+"""Composite layers: vectorized over records as a whole, with their sublayers.
+
+Recurrent layers are, and layers whose sublayers cannot be separated.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from tfp_dpvi._tf import (
 from tfp_dpvi.ghost.contributions import Direct
 from tfp_dpvi.ghost.rules import (
     ByRecord,
-    Found,
+    ByVariable,
     Probed,
     UnsupportedLayerError,
     Whole,
@@ -37,27 +40,38 @@ _RANDOM = re.compile(
     r"Random|Multinomial|ParameterizedTruncated|StatelessParam|StatefulUniform|StatefulStandard"
 )
 
-_UNROLLED = 64  # Steps.
+# A recurrent layer over at most so many steps is unrolled.
+_UNROLLED = 64
 
 
-def is_unit(layer: Layer) -> bool:
-    """Returns whether a layer's sublayer calls cannot be recorded: recurrent layers run them in a loop of their own."""
+def is_composite(layer: Layer) -> bool:
+    """Returns whether the calls of a layer's sublayers cannot be recorded.
+
+    Recurrent layers run them in a loop of their own.
+    """
     return isinstance(layer, keras.layers.RNN | Whole)
 
 
-def around(layer: Layer, layers: Sequence[Layer], units: Sequence[Layer]) -> Layer | None:
-    """Returns the smallest layer around this one that is no unit yet, or None; skips models that only call their layers."""
-    known = {id(unit) for unit in units}
-    holding = []
+def smallest_enclosing(
+    layer: Layer, layers: Sequence[Layer], composites: Sequence[Layer]
+) -> Layer | None:
+    """Returns the smallest layer around a layer that is not composite yet, or None.
+
+    Models that only call their layers are left out.
+
+    Args:
+      layer: The layer.
+      layers: All layers of the model, sublayers included.
+      composites: The layers that are vectorized as a whole.
+    """
+    known = {id(composite) for composite in composites}
+    enclosing = []
     for other in layers:
         inner = layers_within(other, include_self=False)
-        if (
-            id(other) not in known
-            and not is_graph_of_layers(other)
-            and any(one is layer for one in inner)
-        ):
-            holding.append((len(inner), other))
-    return min(holding, key=lambda pair: pair[0])[1] if holding else None
+        holds = any(sublayer is layer for sublayer in inner)
+        if holds and id(other) not in known and not is_graph_of_layers(other):
+            enclosing.append((len(inner), other))
+    return min(enclosing, key=lambda pair: pair[0])[1] if enclosing else None
 
 
 def by_map(
@@ -68,12 +82,21 @@ def by_map(
     args: tuple[Structure, ...],
     kwargs: dict[str, Structure],
 ) -> Probed:
-    """Probes any layer: per-record gradients of `variables` from a second forward pass, vectorized over the records."""
+    """Probes any layer by a second forward pass, vectorized over the records.
+
+    Args:
+      layer: The layer.
+      variables: The variables to differentiate by.
+      original: The layer's own call.
+      inputs: The first argument of the call.
+      args: The other positional arguments.
+      kwargs: The keyword arguments.
+    """
     # The forward pass of embeddings raises for an id out of range, which would reveal a record.
     tables = [
-        one
-        for one in layers_within(layer, include_self=False)
-        if type(one) is keras.layers.Embedding
+        sublayer
+        for sublayer in layers_within(layer, include_self=False)
+        if type(sublayer) is keras.layers.Embedding
     ]
 
     def lookups() -> contextlib.AbstractContextManager[None]:
@@ -82,22 +105,25 @@ def by_map(
     with lookups():
         outputs = original(inputs, *args, **kwargs)
     leaves, joined = _tensors_of(layer, outputs)
-    given = (inputs, args, kwargs)
-    tensors = [leaf for leaf in tf.nest.flatten(given) if tf.is_tensor(leaf)]
+    arguments = ((inputs, *args), kwargs)
+    tensors = [leaf for leaf in tf.nest.flatten(arguments) if tf.is_tensor(leaf)]
     masks = [keras_mask(tensor) for tensor in tensors]
+    present_masks = [mask for mask in masks if mask is not None]
 
-    def again(of_record: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        left = iter(of_record)
-        filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in tf.nest.flatten(given)]
-        one_inputs, one_args, one_kwargs = tf.nest.pack_sequence_as(given, filled)
-        return _tensors_of(layer, original(one_inputs, *one_args, **one_kwargs))[0]
+    def call_again(tensors_of_record: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        left = iter(tensors_of_record)
+        leaves = tf.nest.flatten(arguments)
+        filled = [next(left) if tf.is_tensor(leaf) else leaf for leaf in leaves]
+        positional, named = tf.nest.pack_sequence_as(arguments, filled)
+        return _tensors_of(layer, original(*positional, **named))[0]
 
-    def one(
-        values: tuple[Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]],
+    def gradient_of_record(
+        tensors_of_record: Sequence[tf.Tensor],
+        masks_of_record: Sequence[tf.Tensor],
+        by_outputs: Sequence[tf.Tensor],
     ) -> Sequence[tf.Tensor]:
-        of_record, their_masks, by_outputs = values
-        left = iter(their_masks)
-        for part, mask in zip(of_record, masks, strict=True):
+        left = iter(masks_of_record)
+        for part, mask in zip(tensors_of_record, masks, strict=True):
             if mask is not None:
                 set_keras_mask(part, next(left))
         graph = tf.compat.v1.get_default_graph()
@@ -105,20 +131,20 @@ def by_map(
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(variables)
             with _unrolled(layer, inputs), lookups():
-                results = again(of_record)
+                results = call_again(tensors_of_record)
             _refuse_random(layer, graph, known, results)
-        found = tape.gradient(
+        gradients = tape.gradient(
             results, variables, output_gradients=by_outputs, unconnected_gradients="zero"
         )
         refuse_varying_shapes(graph, known)
-        return [tf.convert_to_tensor(part) for part in found]
+        return [tf.convert_to_tensor(part) for part in gradients]
 
-    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> Found:
-        given_masks = [mask for mask in masks if mask is not None]
-        records, their_masks, by_outputs = (
-            [by_record.split(part) for part in parts] for parts in (tensors, given_masks, gradients)
-        )
-        each = map_apart(one, (records, their_masks, by_outputs))
+    def contributions(gradients: Sequence[tf.Tensor], by_record: ByRecord) -> ByVariable:
+        rows = [
+            [by_record.split(part) for part in parts]
+            for parts in (tensors, present_masks, gradients)
+        ]
+        each = map_apart(lambda row: gradient_of_record(*row), rows)
         pairs = zip(variables, each, strict=True)
         return [(variable, Direct(tuple(variable.shape), values)) for variable, values in pairs]
 
@@ -126,7 +152,10 @@ def by_map(
 
 
 def _unrolled(layer: Layer, inputs: Structure) -> contextlib.AbstractContextManager[None]:
-    """While active, unrolls a recurrent layer over few steps: vectorized, it traces and runs in a third of the time."""
+    """Unrolls a recurrent layer over few steps, while active.
+
+    Vectorized, it then traces and runs in a third of the time.
+    """
     recurrent = isinstance(layer, keras.layers.RNN) and not layer.time_major
     steps = inputs.shape[1] if recurrent and isinstance(inputs, tf.Tensor) else None
     return (
@@ -139,9 +168,9 @@ def _unrolled(layer: Layer, inputs: Structure) -> contextlib.AbstractContextMana
 def _tensors_of(
     layer: Layer, outputs: Structure
 ) -> tuple[list[tf.Tensor], Callable[[], Structure]]:
-    """Returns a layer's outputs as tensors with the same rows, and a function that restores outputs from tensors.
+    """Returns a layer's outputs as tensors, and a function that restores the outputs.
 
-    A distribution is replaced by its parameters.
+    The tensors have the same rows; a distribution is replaced by its parameters.
     """
     if not isinstance(outputs, tfd.Distribution):
         return tf.nest.flatten(outputs), lambda: outputs
@@ -149,13 +178,17 @@ def _tensors_of(
         parts, whole = take_apart(outputs)
     except TypeError as error:
         raise UnsupportedLayerError(
-            f"{layer.name} has weights of its own, and returns a distribution: {error} Or move them to a layer that returns tensors."
+            f"{layer.name} has weights of its own, and returns a distribution: {error} Or move "
+            "them to a layer that returns tensors."
         ) from error
     return parts, lambda: whole(parts)
 
 
 def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[tf.Tensor]) -> None:
-    """Raises if results depend on random draws; the unused samples of TFP's distribution layers are ignored."""
+    """Refuses results that depend on random draws.
+
+    The unused samples of TFP's distribution layers are ignored.
+    """
     used, waiting = set(), [result.op for result in results]
     while waiting:
         if (op := waiting.pop()) not in used:
@@ -165,7 +198,8 @@ def _refuse_random(layer: Layer, graph: tf.Graph, known: int, results: Sequence[
     drawn = next((op.name for op in new if _RANDOM.search(op.type)), None)
     if drawn is not None:
         raise UnsupportedLayerError(
-            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and has trainable variables: gradients and "
-            "loss would use different draws (contract C5).\nDraw in a separate layer, such as Dropout before it (and set a "
-            "recurrent layer's dropout=0 and recurrent_dropout=0)."
+            f"{layer.name} ({type(layer).__name__}) draws random numbers ({drawn}) and has "
+            "trainable variables: gradients and loss would use different draws (contract 5).\n"
+            "Draw in a separate layer, such as Dropout before it (and set a recurrent layer's "
+            "dropout=0 and recurrent_dropout=0)."
         )

@@ -1,4 +1,7 @@
-"""Per-example clipped gradient sums. Each engine states the sensitivity of what it returns (contract C3)."""
+"""Per-example clipped gradient sums.
+
+Each engine states the sensitivity of what it returns (contract 3).
+"""
 
 from typing import Any
 

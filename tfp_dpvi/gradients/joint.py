@@ -14,31 +14,64 @@ from tfp_dpvi.privacy import Sensitivity
 
 
 class Released(NamedTuple):
-    """The released and public values of one step, free to use."""
+    """The released and public values of one step, free to use.
 
-    mean: tf.Tensor  # Of the release's `shape`: the noisy sum over the expected batch size.
-    gradient: Sequence[tf.Tensor]  # The noisy mean gradient, before it is pulled back.
-    step: tf.Tensor  # int64 scalar, the number of the step in this fit.
-    num_steps: tf.Tensor  # int64 scalar, the number of steps that the fit plans; 0 if unknown.
-    data_independent_loss: (
-        tf.Tensor
-    )  # Scalar, the loss terms that depend on no record (of a prior or KL, over N).
-    public: Structure = ()  # `StepGradient.public`, for instance the draws of the parameters.
+    ```python
+    >>> import tensorflow as tf
+    >>> one, zero = tf.ones([], tf.int64), tf.zeros([])
+    >>> values = Released(zero, [tf.constant([0.5])], one, 10 * one, zero)
+    >>> int(values.num_steps - values.step)
+    9
+
+    ```
+
+    Attributes:
+      mean: The noisy sum over the expected batch size, of the release's `shape`.
+      gradient: The noisy mean gradient, before it is pulled back.
+      step: Int64 scalar, the number of the step in this fit.
+      num_steps: Int64 scalar, the number of steps that the fit plans; 0 if it is unknown.
+      data_independent_loss: Scalar, the loss terms that depend on no record (of a prior or KL, over
+        N).
+      public: `StepGradient.public`, for instance the draws of the parameters.
+    """
+
+    mean: tf.Tensor
+    gradient: Sequence[tf.Tensor]
+    step: tf.Tensor
+    num_steps: tf.Tensor
+    data_independent_loss: tf.Tensor
+    public: Structure = ()
 
 
 class JointRelease(abc.ABC):
-    """A sum of bounded per-record tensors, released with the gradient of the same sample as one mechanism.
+    """A sum of bounded per-record tensors, released with the gradient as one mechanism.
 
-    Override `sum_of` and, to accumulate released values, `initial` and `accumulate`.
+    Gradient and release read the same sample. Override `sum_of` and, to accumulate released values,
+    `initial` and `accumulate`.
+
+    ```python
+    >>> import tensorflow as tf
+    >>> class Count(JointRelease):
+    ...     name, noise_ratio, sensitivity = "count", 3.0, Sensitivity(1.0, 1.0)
+    ...     def sum_of(self, per_example):
+    ...         return tf.reduce_sum(tf.cast(per_example.kept, tf.float32))
+    >>> round(joint_sensitivity([Count()], Sensitivity()).add_or_remove, 3)
+    1.054
+
+    ```
+
+    Attributes:
+      name: The name in the report.
+      shape: The static shape of the sum.
 
     #### Formal guarantee
 
-    The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient and joint releases are
-    one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
+    The noise on every entry has standard deviation `noise_ratio * A * noise_multiplier`. Gradient
+    and joint releases are one Gaussian mechanism, whose sensitivity `joint_sensitivity` states.
     """
 
-    name: str  # In the report.
-    shape: tuple[int, ...] = ()  # Of the sum, static.
+    name: str
+    shape: tuple[int, ...] = ()
 
     @property
     @abc.abstractmethod
@@ -52,17 +85,29 @@ class JointRelease(abc.ABC):
 
     @abc.abstractmethod
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
-        """Returns the sum over a physical batch: float tensor of `shape`, without side effects.
+        """Returns the sum over a physical batch: a float tensor of `shape`, without side effects.
 
-        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be zero where it is not kept.
+        A record's part must depend on that record alone, satisfy the bound of `sensitivity`, and be
+        zero where it is not kept.
+
+        Args:
+          per_example: The exact values of the batch's records.
         """
 
     def initial(self) -> Structure:
-        """Returns the accumulator before the first step: a structure of tensors of static shapes, empty by default."""
+        """Returns the accumulator before the first step.
+
+        It is a structure of tensors of static shapes, empty by default.
+        """
         return ()
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
-        """Returns the accumulator after a step, from the previous one and the step's released values."""
+        """Returns the accumulator after a step.
+
+        Args:
+          total: The accumulator after the previous step.
+          released: The step's released values.
+        """
         del released
         return total
 
@@ -73,13 +118,24 @@ class JointRelease(abc.ABC):
 
 
 def joint_sensitivity(joint: Sequence[JointRelease], gradient: Sensitivity) -> Sensitivity:
-    """Returns the sensitivity of gradient and joint releases together, each over its noise, in units of the clip.
+    """Returns the sensitivity of gradient and joint releases together.
 
-    Gaussian releases on one sample are one of their concatenation, each divided by its noise: squared sensitivities add up.
+    Gaussian releases on one sample are one of their concatenation, each divided by its noise:
+    squared sensitivities add up.
+
+    Args:
+      joint: The releases besides the gradient.
+      gradient: A and D of the gradient's sum, in units of the clip.
+
+    Returns:
+      A and D of the concatenation, each part over its noise, in units of the clip.
     """
-    own = [(one.sensitivity, one.noise_ratio * one.sensitivity.add_or_remove) for one in joint]
-    presence = [gradient.add_or_remove, *(stated.add_or_remove / noise for stated, noise in own)]
-    replacement = [gradient.replace, *(stated.replace / noise for stated, noise in own)]
+    presence = [gradient.add_or_remove]
+    replacement = [gradient.replace]
+    for release in joint:
+        noise = release.noise_ratio * release.sensitivity.add_or_remove
+        presence.append(release.sensitivity.add_or_remove / noise)
+        replacement.append(release.sensitivity.replace / noise)
     return Sensitivity(math.hypot(*presence), math.hypot(*replacement))
 
 
@@ -89,12 +145,20 @@ def joint_release(
     sums: Sequence[tf.Tensor],
     sensitivity: Sensitivity,
 ) -> ClippedSum:
-    """Concatenates gradient and joint releases to one sum with noise scales; `sensitivity` is from `joint_sensitivity`."""
+    """Concatenates gradient and joint releases to one sum with noise scales.
+
+    Args:
+      joint: The releases besides the gradient.
+      clipped: The clipped sum of the gradient.
+      sums: The sum of each release, see `JointRelease.sum_of`.
+      sensitivity: A and D of the concatenation, from `joint_sensitivity`.
+    """
     if not joint:
         return clipped
     scales = list(clipped.noise_scales or [1.0] * len(clipped.tensors))
     scales += [
-        one.noise_ratio * one.sensitivity.add_or_remove / clipped.clip.bound for one in joint
+        release.noise_ratio * release.sensitivity.add_or_remove / clipped.clip.bound
+        for release in joint
     ]
     return ClippedSum(
         [*clipped.tensors, *sums], clipped.clip, sensitivity, scales, num_joint=len(joint)

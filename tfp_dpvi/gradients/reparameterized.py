@@ -1,10 +1,11 @@
 """Per-record gradients through shared reparameterised draws, clipped before or after the pull-back.
 
-With draws `theta = f(xi, eta)` shared by a batch, a record's gradient in the surrogate's variables xi is the vector-Jacobian
-product of f with its gradient in theta. It can be pulled back record by record before the clip, or *aligned* (Jälkö,
-Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the theta-gradients are clipped, summed and released once, and the noisy
-sum is pulled back, which is post-processing. The noise then has as many coordinates as theta (not those of locations and
-scales, or of a full covariance), and is consistent between location and scale.
+With draws `theta = f(xi, eta)` shared by a batch, a record's gradient in the surrogate's variables
+xi is the vector-Jacobian product of f with its gradient in theta. It can be pulled back record by
+record before the clip, or *aligned* (Jälkö, Prediger, Honkela, Kaski 2022, arXiv:2210.15961): the
+theta-gradients are clipped, summed and released once, and the noisy sum is pulled back, which is
+post-processing. The noise then has as many coordinates as theta (not those of locations and scales,
+or of a full covariance), and is consistent between location and scale.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from tfp_dpvi._tf import Structure, map_apart, tf
 from tfp_dpvi.gradients.clip import Clip, select_finite
 from tfp_dpvi.gradients.step import StepGradient, mapped
 
-_FEW = (
-    64  # Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
-)
+# Coordinates of the draws up to which a Jacobian costs less than pulling back every record.
+_FEW = 64
 
 PullBack = Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
 
@@ -37,9 +37,14 @@ def through_draws(
 ) -> StepGradient:
     """Returns the step's gradient of a loss that depends on variables only through draws.
 
-    `record_loss` maps a record to a scalar and reads `draws`, a flat list of float tensors, which were computed under the
-    persistent `tape` that watched `variables`. `aligned` clips the gradients in `draws` instead of those in `variables`; `exact`
-    are other attributes of `StepGradient`.
+    Args:
+      record_loss: Maps a record to a scalar loss, and reads `draws`.
+      draws: A flat list of float tensors, computed under `tape`.
+      tape: A persistent tape that watched `variables`.
+      variables: The variables to differentiate by.
+      clip: The bound C and its scheme.
+      aligned: True clips the gradients in `draws` instead of those in `variables`.
+      **exact: Other attributes of `StepGradient`.
 
     #### Formal guarantee
 
@@ -63,10 +68,11 @@ def through_draws(
         if aligned:
             return loss, by_draws
         if by_jacobian is not None:
-            # A NaN or Inf spreads to all of this record's gradient (0 x Inf is NaN) and to no other's: `clipped_sum` finds it.
-            # A check here would make XLA compute the gradient twice.
+            # A NaN or Inf spreads to all of this record's gradient (0 x Inf is NaN) and to no
+            # other's: `clipped_sum` finds it. A check here would make XLA compute the gradient
+            # twice.
             return loss, by_jacobian(by_draws)
-        # Selected before the pull-back, which may drop a NaN (C8).
+        # The selection comes before the pull-back, which may drop a NaN (contract 8).
         by_draws, _ = select_finite(by_draws, keep & tf.math.is_finite(loss))
         return loss, pull_back(by_draws)
 
@@ -78,24 +84,22 @@ def through_draws(
 def _by_jacobian(
     pull_back: PullBack, draws: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
 ) -> PullBack | None:
-    """Returns `pull_back` as a product with the draws' Jacobian, computed once per step; None for many draws."""
+    """Returns `pull_back` as a product with the draws' Jacobian, computed once a step.
+
+    Returns None for many draws.
+    """
     if not draws or not all(part.shape.is_fully_defined() for part in [*draws, *variables]):
         return None
     sizes = [int(np.prod(part.shape)) for part in draws]
     if sum(sizes) > _FEW or any(part.dtype != draws[0].dtype for part in [*draws, *variables]):
         return None
 
-    def of_coordinate(unit: tf.Tensor) -> tf.Tensor:
+    def jacobian_row(unit: tf.Tensor) -> tf.Tensor:
         parts = zip(tf.split(unit, sizes), draws, strict=True)
-        return tf.concat(
-            [
-                tf.reshape(one, [-1])
-                for one in pull_back([tf.reshape(p, d.shape) for p, d in parts])
-            ],
-            axis=0,
-        )
+        by_draws = [tf.reshape(part, draw.shape) for part, draw in parts]
+        return tf.concat([tf.reshape(part, [-1]) for part in pull_back(by_draws)], axis=0)
 
-    jacobian = map_apart(of_coordinate, tf.eye(sum(sizes), dtype=draws[0].dtype))
+    jacobian = map_apart(jacobian_row, tf.eye(sum(sizes), dtype=draws[0].dtype))
 
     def product(by_draws: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = tf.concat([tf.reshape(part, [-1]) for part in by_draws], axis=0)

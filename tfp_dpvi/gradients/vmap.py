@@ -1,4 +1,4 @@
-"""Clipped sums for any model: one example's gradient, vectorized over the batch with `tf.vectorized_map`."""
+"""Clipped sums for any model: one example's gradient, vectorized over the batch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, ClippedSum, refuse_low_precision, tiny
 from tfp_dpvi.gradients.isolation import refuse_varying_shapes, refuse_writes
 
-_LARGE = 4096  # Entries of an example's gradient from which a matrix product is faster than a loop over products.
-# Records in a float32 sum. The rounding of a longer running sum, which changes at powers of two, can exceed many clips;
-# within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip. Blocks are summed in float64.
+# Entries of an example's gradient from which a matrix product is faster than a loop over products.
+_LARGE = 4096
+# Records in a float32 sum. The rounding of a longer running sum, which changes at powers of two,
+# can exceed many clips; within a block it is at most 2 * 255 * 256 / 2**24 = 0.8 % of a clip.
+# Blocks are summed in float64.
 _BLOCK = 256
 
 RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.
 
-`keep` is a scalar bool: False for padding. The function may use it to replace a bad record before any product;
-`clipped_sum` selects once more in any case.
+`keep` is a scalar bool: False for padding. The function may use it to replace a bad record before
+any product; `clipped_sum` selects once more in any case.
 """
 
 
@@ -30,24 +32,30 @@ def clipped_sum(
     """Sums per-example gradients over a batch, each clipped to a joint l2 norm.
 
     Args:
-      record_gradient: see `RecordGradient`; the loss is a scalar and the gradient a sequence of float tensors.
-      records: structure of tensors with a common leading dimension P (the physical batch).
-      mask: bool tensor of shape [P]; False marks padding, which contributes exactly zero.
-      clip: the bound C and its scheme.
+      record_gradient: See `RecordGradient`; the loss is a scalar and the gradient a sequence of
+        float tensors.
+      records: Structure of tensors with a common leading dimension P (the physical batch).
+      mask: Bool tensor of shape [P]; False marks padding, which contributes exactly zero.
+      clip: The bound C and its scheme.
 
-    Returns the `ClippedSum`, and exact values of single examples (*not private*).
+    Returns:
+      The `ClippedSum`, and exact values of single examples (*not private*).
 
     Raises:
-      ValueError: the loss writes to a variable, or computes shapes that depend on the record's values.
+      ValueError: The loss writes to a variable, or computes shapes that depend on the record's
+        values.
 
     #### Formal guarantee
 
-    A record contributes a vector of joint l2 norm at most C up to rounding, and exactly zero if it is masked or if its loss
-    or its gradient's squared norm is NaN or Inf. Its contribution depends on no other record. Hence A = C and D = 2C in
-    exact arithmetic; in float32 a sum of n records exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
+    A record contributes a vector of joint l2 norm at most C up to rounding, and exactly zero if it
+    is masked or if its loss or its gradient's squared norm is NaN or Inf. Its contribution depends
+    on no other record. Hence A = C and D = 2C in exact arithmetic; in float32 a sum of n records
+    exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
     """
 
-    def one(record_and_mask: tuple[Structure, tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def gradient_of_record(
+        record_and_mask: tuple[Structure, tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         record, keep = record_and_mask
         graph = tf.compat.v1.get_default_graph()
         num_known = len(graph.get_operations())
@@ -56,7 +64,7 @@ def clipped_sum(
         refuse_varying_shapes(graph, num_known)
         return loss, list(gradient)
 
-    losses, gradients = map_apart(one, (records, mask))
+    losses, gradients = map_apart(gradient_of_record, (records, mask))
     refuse_low_precision(gradients)
     rows = [
         tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients
@@ -68,7 +76,7 @@ def clipped_sum(
     keep = mask & tf.math.is_finite(losses) & tf.math.is_finite(tf.add_n(squares))
     factors = clip.factors(squares)
     examples = PerExample.of(losses, factors, keep)
-    # Selected, since 0 x NaN is NaN (C8).
+    # Rows are selected and never multiplied, since 0 x NaN is NaN (contract 8).
     rows = [tf.where(keep[:, None], part, tf.zeros([], part.dtype)) for part in rows]
     factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
     clipped = list(zip(rows, factors, [part.shape[1:] for part in gradients], strict=True))
@@ -95,5 +103,6 @@ def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
 def _block_sums(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns `sum_i factors[b, i] rows[b, i]` for each block b."""
     if rows.shape[2] < _LARGE:
-        return tf.reduce_sum(rows * factors[:, :, None], axis=1)  # XLA fuses it into one loop.
+        # XLA fuses it into one loop.
+        return tf.reduce_sum(rows * factors[:, :, None], axis=1)
     return tf.linalg.matmul(factors[:, None], rows)[:, 0]

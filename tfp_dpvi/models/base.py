@@ -388,6 +388,15 @@ class DPModel(Model):
             steps_per_execution_is_set=steps_per_execution is not None,
         )
 
+    def set_ledger(self, ledger: PrivacyLedger | None) -> None:
+        """Sets the ledger of later releases; None keeps the one that the model has.
+
+        Raises:
+          TypeError: It is no `PrivacyLedger`.
+          ValueError: The model has releases in another ledger.
+        """
+        self._dp.account.ledger = self._ledger_after(ledger)
+
     def _ledger_after(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
         """Returns the ledger to use from now on: a model with releases keeps the one of these."""
         held = self._dp.account.ledger
@@ -834,12 +843,12 @@ class DPModel(Model):
     @property
     def privacy_budget(self) -> float | None:
         """The lifetime epsilon of `compile`, or None."""
-        return None if self._dp.target is None else self._dp.target.epsilon
+        return None if self.privacy_target is None else self.privacy_target.epsilon
 
     @property
     def privacy_delta(self) -> float | None:
         """The delta of `compile`, or None."""
-        return None if self._dp.target is None else self._dp.target.delta
+        return None if self.privacy_target is None else self.privacy_target.delta
 
     def export(
         self, path: str | os.PathLike[str], *, delta: float | None = None, overwrite: bool = False
@@ -893,7 +902,7 @@ class DPModel(Model):
         without either it raises
         `ValueError`.
         """
-        account, target = self._dp.account, self._dp.target
+        account, target = self._dp.account, self.privacy_target
         delta = self.privacy_delta if delta is None else delta
         if delta is None:
             raise ValueError(

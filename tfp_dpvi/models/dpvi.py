@@ -14,7 +14,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.bayes import checks, inference_data
 from tfp_dpvi.bayes.coordinates import Coordinates
-from tfp_dpvi.bayes.divergence import Spread
+from tfp_dpvi.bayes.divergence import DivergenceCheck
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import (
     PosteriorPredictive,
@@ -255,7 +255,7 @@ class DPVI(base.DPModel):
     def fault_of_variables(self, thorough: bool) -> str | None:
         """See `DPModel`; a surrogate much wider than the prior also counts as diverged."""
         fault = super().fault_of_variables(thorough)
-        return self._model.spread.fault() if thorough and fault is None else fault
+        return self._model.divergence_check.fault() if thorough and fault is None else fault
 
     def check_labels(self, records: Records) -> None:
         """See `Hooks.check_labels`: outcomes outside the support, as far as TFP detects them."""
@@ -592,6 +592,6 @@ class ModelParts:
         return surrogates.draws_together(self.surrogate)
 
     @functools.cached_property
-    def spread(self) -> Spread:
-        """Returns the spread of the surrogate."""
-        return Spread(self.bayesian_model.prior, self.surrogate)
+    def divergence_check(self) -> DivergenceCheck:
+        """The check of whether the surrogate has diverged."""
+        return DivergenceCheck(self.bayesian_model.prior, self.surrogate)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -130,7 +129,7 @@ def make_mechanism(model: Model, compiled: Compiled, data: Data) -> Mechanism:
     model.optimizer.refuse_other_noise(target.noise)
     spec = StepSpec(data.batch_size, data.num_records)
     # Without noise and clip, as on simulated records, exact losses are shown too.
-    nothing_private = target.noise == 0.0 and math.isinf(model.clip.bound)
+    nothing_private = target.noise == 0.0 and model.clip.is_off
     return Mechanism(
         data.sampler,
         model.clipped_gradient(spec),

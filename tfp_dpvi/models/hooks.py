@@ -1,4 +1,4 @@
-"""What a private model may say for itself: the methods to override, in one place."""
+"""The methods by which a private model differs from others, in one place."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tfp_dpvi.training.fit import PrivateFit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
-    """What `compile` set: all of it, or a model has none.
+    """The settings of `compile`: all of them, or a model has none.
 
     Attributes:
       target: The privacy settings.
@@ -38,7 +38,7 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FitReleases:
-    """What the last fit released besides the weights.
+    """The releases of the last fit besides the weights.
 
     Attributes:
       accumulated: Accumulators over released values, by the name of the joint release.

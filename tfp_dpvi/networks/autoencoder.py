@@ -1,142 +1,211 @@
-"""The networks of a variational autoencoder and its functions: all of `DPVAE` except the private step."""
+"""`Autoencoder`: encoder, decoder and prior of a variational autoencoder as one frozen value."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import (
-    Layer,
-    Structure,
-    function_of_model,
-    layers_of,
-    layers_within,
-    tf,
-    tfp,
-    without_values,
-)
+from tfp_dpvi._tf import Layer, Structure, function_of_model, layers_of, tf, tfd
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, as_event
 from tfp_dpvi.bayes.predictive import mean_of
-from tfp_dpvi.data import Records
-from tfp_dpvi.data.shapes import zeros_like
-from tfp_dpvi.divergences import Codes
-from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.models import arguments
-from tfp_dpvi.networks.exporting import of_autoencoder
-from tfp_dpvi.networks.group_terms import Terms
-from tfp_dpvi.networks.latents import LearnedDensity, Prior, called, read_by
-from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel
+from tfp_dpvi.networks.latents import LearnedDensity, Network, Prior, apply_network
 
-tfd: Any = tfp.distributions
+#: Records whose bounds are computed in one call.
+_ROWS_PER_CALL = 1024
 
 
-class Autoencoder(LayeredModel):
-    """Encoder, decoder and prior. See `DPVAE`."""
+@dataclasses.dataclass(frozen=True)
+class RecordTerms:
+    """The terms of a batch of n records in the loss of an autoencoder.
 
-    _parts_of_model: Parts
-    beta: float
-    kl: str
+    Attributes:
+      losses: float [n], the negative evidence lower bounds, in nats.
+      samples: float [n, ...], the first draw of each record's latent variable.
+      posterior: TFP distribution of the latent variables, with batch shape [n].
+    """
+
+    losses: tf.Tensor
+    samples: tf.Tensor
+    posterior: tfd.Distribution
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Autoencoder:
+    """The networks of a variational autoencoder and the functions that they define.
+
+    It holds no record, and nothing of optimizers and privacy. `DPVAE` trains it.
+
+    Args:
+      encoder: `x -> TFP distribution` of latent variables, with batch shape [n].
+      decoder: `z -> TFP distribution` of records, with batch shape [n].
+      prior: TFP distribution of one record's latent variable, or a function of y that returns one
+        with batch shape [n].
+      density: The prior's log density as a layer, for a prior with trainable variables; else None.
+      beta: Weight of the KL term.
+      kl: "analytic", "monte_carlo", or "auto", which is analytic where TFP has the divergence.
+      conditional: Whether records have a y, or None before the first records are known.
+      dtype: Float type of the latent variables.
+
+    ```python
+    >>> from tfp_dpvi._tf import tf, tfd
+    >>> normal = lambda loc: tfd.Independent(tfd.Normal(loc, 1.0), 1)
+    >>> autoencoder = Autoencoder(encoder=normal, decoder=normal, prior=normal(tf.zeros([2])))
+    >>> x = tf.zeros([3, 2])
+    >>> autoencoder.check_shapes(x)
+    >>> autoencoder.reconstruct(x).shape
+    TensorShape([3, 2])
+    >>> autoencoder.terms(x, key=tf.constant([1, 2], tf.int64)).losses.shape
+    TensorShape([3])
+
+    ```
+    """
+
+    encoder: Network
+    decoder: Network
+    prior: Prior
+    density: LearnedDensity | None = None
+    beta: float = 1.0
+    kl: str = "auto"
+    conditional: bool | None = None
+    dtype: str = "float32"
 
     @property
-    def encoder(self) -> Callable[..., tfd.Distribution]:
-        """The encoder that was passed to the constructor."""
-        return self._parts_of_model.encoder
+    def layers(self) -> list[Layer]:
+        """All layers, including those that others create on their first call, as attention does."""
+        parts = [self.encoder, self.decoder, self.prior]
+        parts += [] if self.density is None else [self.density]
+        return list({id(layer): layer for part in parts for layer in layers_of(part)}.values())
 
-    @property
-    def decoder(self) -> Callable[..., tfd.Distribution]:
-        """The decoder that was passed to the constructor."""
-        return self._parts_of_model.decoder
-
-    @property
-    def prior(self) -> Prior:
-        """The TFP prior, or a function of y that returns it."""
-        return self._parts_of_model.prior
-
-    @property
-    def batch_regularizer(self) -> Callable[[Codes], tf.Tensor] | None:
-        """The term of each group of records, or None."""
-        return self._parts_of_model.regularizer
-
-    # ------------------------------------------------------------------ the loss
+    # ------------------------------------------------------------------ distributions
 
     def encode(self, x: Structure, y: Structure | None = None) -> tfd.Distribution:
-        """Returns the latent variables' distribution for a batch of records: a TFP distribution with batch shape [n].
+        """Returns the distribution of records' latent variables, with batch shape [n].
 
-        The encoding of a private record is *not private*.
+        Args:
+          x: A batch of n records.
+          y: What the records are conditioned on, if the model is of p(x | y).
+
+        Raises:
+          ValueError: y is missing, or passed to a model without y.
+          TypeError: The encoder returned something else.
         """
-        self._check_y(y)
-        x, y = tf.nest.map_structure(tf.convert_to_tensor, x), _tensors(y)
-        return self._distribution("encoder", called(self.encoder, x, y))
+        self.check_y(y)
+        x = tf.nest.map_structure(tf.convert_to_tensor, x)
+        return _distribution("encoder", apply_network(self.encoder, x, _tensors(y)))
 
     def decode(self, z: tf.Tensor, y: Structure | None = None) -> tfd.Distribution:
-        """Returns the records' distribution for latent values of shape [n, ...]: a TFP distribution with batch shape [n]."""
-        self._check_y(y)
-        return self._distribution(
-            "decoder", called(self.decoder, tf.convert_to_tensor(z, self.dtype), _tensors(y))
-        )
+        """Returns the distribution of records given their latent variables, with batch shape [n].
 
-    def _prior_given(self, y: Structure | None, training: bool = False) -> tfd.Distribution:
-        """Returns the prior of a batch of records: with batch shape [n] if it depends on y, else []."""
+        Args:
+          z: float [n, ...], latent values.
+          y: As for `encode`.
+
+        Raises:
+          ValueError: y is missing, or passed to a model without y.
+          TypeError: The decoder returned something else.
+        """
+        self.check_y(y)
+        z = tf.convert_to_tensor(z, self.dtype)
+        return _distribution("decoder", apply_network(self.decoder, z, _tensors(y)))
+
+    def prior_at(self, y: Structure | None, training: bool = False) -> tfd.Distribution:
+        """Returns the prior of a batch of records.
+
+        Args:
+          y: What the n records are conditioned on, or None.
+          training: Whether a network of y runs in training mode.
+
+        Returns:
+          A TFP distribution with batch shape [n] if the prior depends on y, else [].
+
+        Raises:
+          ValueError: The prior is a function of y, but y is missing.
+          TypeError: The function returned something else.
+        """
         if isinstance(self.prior, tfd.Distribution):
             return self.prior
         if y is None:
             raise ValueError(
                 f"prior={self.prior!r} is a function of y, but y is missing: call fit(x, y)."
             )
-        return self._distribution("prior", called(self.prior, y, training=training))
+        return _distribution("prior", apply_network(self.prior, y, training=training))
 
-    def _check_y(self, y: Structure | None) -> None:
-        """Raises if y is missing, or passed to a model that was fitted without y."""
-        conditional = self._parts_of_model.conditional
-        if conditional and y is None:
-            raise ValueError(
-                "y is missing: this model was fitted with y. Pass y=, as in fit(x, y)."
-            )
-        if conditional is False and y is not None:
-            raise ValueError("y was passed, but this model was fitted without y: leave it out.")
+    def reconstruct(self, x: Structure, y: Structure | None = None) -> Structure:
+        """Returns the means of the decoder's distribution at the encoder's means.
 
-    def _distribution(self, part: str, value: tfd.Distribution) -> tfd.Distribution:
-        if not isinstance(value, tfd.Distribution):
-            raise TypeError(
-                f"{part} returned {type(value).__name__}; it must return a TFP distribution. End it in a TFP layer."
-            )
-        return value
+        Args:
+          x: A batch of n records.
+          y: As for `encode`.
+        """
+        return mean_of(self.decode(mean_of(self.encode(x, y)), y))
 
-    def _terms(
+    def synthetic_distribution(
+        self, num: tf.Tensor | int, y: Structure | None, seed: tf.Tensor
+    ) -> tfd.Distribution:
+        """Returns the distribution of synthetic records at draws from the prior.
+
+        Args:
+          num: Number of records.
+          y: What to condition on, with one row for each record or one for all; or None.
+          seed: int32 [2], of the draws.
+
+        Returns:
+          A TFP distribution with batch shape [num].
+        """
+        if y is not None:
+            y = tf.nest.map_structure(lambda part: tf.broadcast_to(part, [num, *part.shape[1:]]), y)
+        prior = self.prior_at(y)
+        z = prior.sample(seed=seed) if prior.batch_shape.rank else prior.sample(num, seed=seed)
+        return self.decode(z, y)
+
+    # ------------------------------------------------------------------ the loss
+
+    def terms(
         self,
         x: Structure,
         key: tf.Tensor,
-        num_draws: int,
-        training: bool = False,
+        num_draws: int = 1,
+        *,
         y: Structure | None = None,
-    ) -> Terms:
-        """Returns the losses of a batch of records, from `num_draws` draws per record."""
-        posterior = self._distribution("encoder", called(self.encoder, x, y, training))
+        training: bool = False,
+    ) -> RecordTerms:
+        """Returns the losses of a batch of records, with the draws that they use.
+
+        Args:
+          x: A batch of n records.
+          key: int64 [2], determines the draws.
+          num_draws: Latent draws of each record, over which its loss is averaged.
+          y: What the records are conditioned on, or None.
+          training: Whether the networks run in training mode (dropout).
+        """
+        posterior = _distribution("encoder", apply_network(self.encoder, x, y, training))
         draws = posterior.sample(num_draws, seed=_random.tfp_seed(key))  # [S, n, ...]
         samples = tf.einsum("sn...->ns...", draws) if num_draws > 1 else tf.expand_dims(draws[0], 1)
-        # A record's draws are consecutive rows of the decoder's input.
+
+        # The draws of a record are consecutive rows of the decoder's input.
         codes = tf.reshape(samples, [-1, *samples.shape[2:]])
-        x_each, y_each = (x, y) if num_draws == 1 else _repeated((x, y), num_draws)
-        conditional = self._distribution("decoder", called(self.decoder, codes, y_each, training))
-        log_prob = conditional.log_prob(as_event(x_each, conditional))
+        x_of_rows, y_of_rows = (x, y) if num_draws == 1 else _repeat_rows((x, y), num_draws)
+        conditional = _distribution(
+            "decoder", apply_network(self.decoder, codes, y_of_rows, training)
+        )
+        log_prob = conditional.log_prob(as_event(x_of_rows, conditional))
         log_prob = tf.reduce_mean(tf.reshape(log_prob, [-1, num_draws]), axis=1)
-        if (density := self._parts_of_model.density) is None:
-            divergence = self._divergence(posterior, draws, self._prior_given(y, training))
+
+        if self.density is None:
+            divergence = self._divergence(posterior, draws, self.prior_at(y, training))
         else:
-            log_prior = tf.reshape(density(codes), [-1, num_draws])
-            divergence = tf.reduce_mean(posterior.log_prob(draws), axis=0) - tf.reduce_mean(
-                log_prior, axis=1
-            )
-        return Terms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
+            log_prior = tf.reshape(self.density(codes), [-1, num_draws])
+            log_posterior = tf.reduce_mean(posterior.log_prob(draws), axis=0)
+            divergence = log_posterior - tf.reduce_mean(log_prior, axis=1)
+        return RecordTerms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
 
     def _divergence(
         self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution
     ) -> tf.Tensor:
-        """Returns KL(q(z | x) || prior) of each record."""
+        """Returns KL(q(z | x) || prior) of each record, shape [n]."""
         if self.kl != "monte_carlo":
             try:
                 return tfd.kl_divergence(posterior, prior)
@@ -145,210 +214,133 @@ class Autoencoder(LayeredModel):
                     raise
         return tf.reduce_mean(posterior.log_prob(draws) - prior.log_prob(draws), axis=0)
 
-    def prepare(self, records: Records) -> None:
-        """Creates the variables and checks both networks on zeros."""
-        self._check_y(records.y)
-        given = (records.x,) if records.y is None else (records.x, records.y)
-        _, read = read_by(
-            lambda: self._check_shapes(*zeros_like(given, NUM_SYNTHETIC)),
-            self.distribute_strategy,
-        )
-        held = {variable.ref() for variable in self.variables}
-        if loose := [variable.name for variable in read if variable.ref() not in held]:
-            raise ValueError(
-                f"A network reads the variable {loose[0]}, which belongs to none of its layers and would not be learned. Create it "
-                "with a layer's add_weight, or with trainable=False."
-            )
-        self._parts_of_model.conditional = records.y is not None
-        super().prepare(records)
+    def elbo(
+        self, key: tf.Tensor, num_draws: int, x: Structure, y: Structure | None = None
+    ) -> np.ndarray:
+        """Returns evidence lower bounds of any number of records, float [n], in nats.
 
-    def _check_shapes(self, x: Structure, y: Structure | None = None) -> None:
-        """Runs the networks on zeros, which creates variables, and checks the results' shapes."""
-        prior = self._result_of("prior", lambda: self._prior_given(y), y)
-        if prior is not self.prior and prior.batch_shape.as_list() != [NUM_SYNTHETIC]:
+        Args:
+          key: int64 [2], determines the draws.
+          num_draws: Latent draws of each record, over which its bound is averaged.
+          x: n records, in tensors.
+          y: What the records are conditioned on, or None.
+        """
+        records = (x,) if y is None else (x, y)
+        num = int(tf.nest.flatten(records)[0].shape[0])
+
+        def bounds(rows: tuple[Structure, ...], key: tf.Tensor) -> tf.Tensor:
+            x, y = rows if len(rows) == 2 else (rows[0], None)
+            return -self.terms(x, key, num_draws, y=y).losses
+
+        compiled = function_of_model(bounds, reduce_retracing=True)
+
+        def bounds_from(start: int) -> np.ndarray:
+            rows = tf.nest.map_structure(lambda part: part[start : start + _ROWS_PER_CALL], records)
+            return compiled(rows, _random.fold_in(key, start)).numpy()
+
+        return np.concatenate([bounds_from(start) for start in range(0, num, _ROWS_PER_CALL)])
+
+    # ------------------------------------------------------------------ checks
+
+    def check_y(self, y: Structure | None) -> None:
+        """Raises `ValueError` if y is missing, or passed to a model that was fitted without y."""
+        if self.conditional and y is None:
             raise ValueError(
-                f"prior returned a distribution of batch shape {prior.batch_shape} for {NUM_SYNTHETIC} records; it must be [{NUM_SYNTHETIC}]: one "
-                "for each row of y. tfd.Independent(..., 1) makes the last batch dimension part of the event."
+                "y is missing: this model was fitted with y. Pass y=, as in fit(x, y)."
             )
-        posterior = self._result_of("encoder", lambda: self.encode(x, y), x, y)
-        if (
-            posterior.batch_shape.as_list() != [NUM_SYNTHETIC]
-            or posterior.event_shape != prior.event_shape
-        ):
+        if self.conditional is False and y is not None:
+            raise ValueError("y was passed, but this model was fitted without y: leave it out.")
+
+    def check_shapes(self, x: Structure, y: Structure | None = None) -> None:
+        """Runs the networks, which creates their variables, and checks the shapes of their results.
+
+        Args:
+          x: A batch of n records of zeros, for n above 1: one row would hide a shape that
+            broadcasts.
+          y: As for `encode`.
+
+        Raises:
+          ValueError: A network fails, or its distribution has another shape.
+          TypeError: A network returned something else.
+        """
+        num = int(tf.nest.flatten(x)[0].shape[0])
+        prior = self._checked_prior(num, y)
+        self._check_posterior(num, prior, x, y)
+        self._check_log_prob(num, prior, x, y)
+
+    def _checked_prior(self, num: int, y: Structure | None) -> tfd.Distribution:
+        prior = _result_of("prior", lambda: self.prior_at(y), y)
+        if prior is not self.prior and prior.batch_shape.as_list() != [num]:
             raise ValueError(
-                f"encoder returned a distribution of batch shape {posterior.batch_shape} and event shape "
-                f"{posterior.event_shape} for {NUM_SYNTHETIC} records; it must be [{NUM_SYNTHETIC}] and the prior's {prior.event_shape}. "
+                f"prior returned a distribution of batch shape {prior.batch_shape} for {num} "
+                f"records; it must be [{num}]: one for each row of y. "
+                "tfd.Independent(..., 1) makes the last batch dimension part of the event."
+            )
+        return prior
+
+    def _check_posterior(
+        self, num: int, prior: tfd.Distribution, x: Structure, y: Structure | None
+    ) -> None:
+        posterior = _result_of("encoder", lambda: self.encode(x, y), x, y)
+        if posterior.batch_shape.as_list() != [num] or posterior.event_shape != prior.event_shape:
+            raise ValueError(
+                f"encoder returned a distribution of batch shape {posterior.batch_shape} and event "
+                f"shape {posterior.event_shape} for {num} records; it must be [{num}] and the "
+                f"prior's {prior.event_shape}. "
                 "tfd.Independent(..., 1) makes the last batch dimension part of the event."
             )
         if posterior.reparameterization_type != tfd.FULLY_REPARAMETERIZED:
             raise ValueError(
-                f"encoder returned {posterior.name!r}, which is not reparameterised: use a normal or a logistic."
+                f"encoder returned {posterior.name!r}, which is not reparameterised: use a normal "
+                "or a logistic."
             )
-        z = tf.zeros([NUM_SYNTHETIC, *prior.event_shape], self.dtype)
-        conditional = self._result_of("decoder", lambda: self.decode(z, y), z, y)
-        log_prob = self._result_of(
+
+    def _check_log_prob(
+        self, num: int, prior: tfd.Distribution, x: Structure, y: Structure | None
+    ) -> None:
+        z = tf.zeros([num, *prior.event_shape], self.dtype)
+        conditional = _result_of("decoder", lambda: self.decode(z, y), z, y)
+        log_prob = _result_of(
             "decoder", lambda: conditional.log_prob(as_event(x, conditional)), z, y
         )
-        if log_prob.shape.as_list() != [NUM_SYNTHETIC]:
+        if log_prob.shape.as_list() != [num]:
             raise ValueError(
-                f"decoder returned a distribution whose log_prob has shape {log_prob.shape.as_list()} for {NUM_SYNTHETIC} records; it "
-                f"must be [{NUM_SYNTHETIC}]: one record is one event. Its event shape is {conditional.event_shape}."
+                f"decoder returned a distribution whose log_prob has shape "
+                f"{log_prob.shape.as_list()} for {num} records; it must be [{num}]: one record is "
+                f"one event. Its event shape is {conditional.event_shape}."
             )
 
-    def _result_of(
-        self,
-        part: str,
-        function: Callable[[], tf.Tensor],
-        given: Structure,
-        y: Structure | None = None,
-    ) -> tf.Tensor:
-        try:
-            return function()
-        except (*LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
-            if str(error).startswith((f"{part} returned", "prior")):
-                raise
-            given = given if y is None else (given, y)
-            shapes = tf.nest.map_structure(
-                lambda value: f"{value.dtype.name}{value.shape.as_list()}", given
-            )
-            pair = "(x, y)" if part == "encoder" else "(z, y)"
-            more = (
-                f" With y, the {part} takes {pair}; for records without y call fit(x)."
-                if y is not None
-                else ""
-            )
-            raise ValueError(
-                f"{part} failed on {shapes}: {type(error).__name__}: {error}{more}"
-            ) from error
 
-    # ------------------------------------------------------------------ the learned model
-
-    def elbo(
-        self, x: Structure, y: Structure | None = None, *, num_draws: int = 1, seed: int | None = 0
-    ) -> np.ndarray:
-        """Returns evidence lower bounds of records, a float array of shape [n] (in nats, with the model's beta).
-
-        Exact values of these records, from `num_draws` latent draws: *not private* unless the records are public.
-        """
-        key = tf.constant(_random.new_key(seed))
-        self._check_y(y)
-        inputs = self.as_inputs((x,) if y is None else (x, y))
-        num = int(tf.nest.flatten(inputs)[0].shape[0])
-
-        def bounds(part: tuple[Structure, ...], key: tf.Tensor) -> tf.Tensor:
-            return -self._terms(part[0], key, num_draws, y=part[1] if part[1:] else None).losses
-
-        one = function_of_model(bounds, reduce_retracing=True)
-        starts = range(0, num, 1024)
-        parts = [
-            tf.nest.map_structure(lambda value, at=at: value[at : at + 1024], inputs)
-            for at in starts
-        ]
-        pairs = zip(parts, starts, strict=True)
-        with without_values("elbo failed"):
-            return np.concatenate(
-                [one(part, _random.fold_in(key, start)).numpy() for part, start in pairs]
-            )
-
-    def predict(
-        self,
-        x: Structure,
-        batch_size: int | None = None,
-        verbose: int | str = 0,
-        *,
-        y: Structure | None = None,
-        **kwargs: Any,
-    ) -> np.ndarray:
-        """Returns reconstructions: see `reconstruct`, and `DPVI.predict` for the other arguments."""
-        self._check_y(y)
-        return super().predict(x if y is None else (x, y), batch_size, verbose, **kwargs)
-
-    def reconstruct(self, x: Structure, y: Structure | None = None) -> np.ndarray:
-        """Returns means of the decoder's distribution at the encoder's means: array of the records' shape."""
-        return self.predict(x, y=y)
-
-    def sample_predictive(
-        self, num: int, *, y: Structure | None = None, seed: int | None = None, mean: bool = False
-    ) -> Structure:
-        """Returns synthetic records: decoded draws from the prior. Post-processing of released weights, at no further cost.
-
-        Array of shape [num, ...]. A model that was fitted with y takes y to condition on: one row for each record, or one for
-        all. `mean` returns the decoder's means (grey values of images) instead of draws from its distribution.
-        """
-        arguments.check_counts(num=num or 0)
-        self._check_y(y)
-        if y is not None:
-            y = self.as_inputs(y, "y")
-            if (rows := int(tf.nest.flatten(y)[0].shape[0])) not in (1, num):
-                raise ValueError(
-                    f"y has {rows} rows, but num={num}: pass one row for each record, or one for all."
-                )
-        keys = _random.split(tf.constant(_random.new_key(seed)), 2)
-        conditional = self._generated(num, y, _random.tfp_seed(keys[0]))
-        drawn = mean_of(conditional) if mean else conditional.sample(seed=_random.tfp_seed(keys[1]))
-        return tf.nest.map_structure(lambda part: part.numpy(), drawn)
-
-    def _generated(
-        self, num: tf.Tensor | int, y: Structure | None, seed: tf.Tensor
-    ) -> tfd.Distribution:
-        """Returns the distribution of `num` synthetic records, at draws from the prior."""
-        if y is not None:
-            y = tf.nest.map_structure(lambda part: tf.broadcast_to(part, [num, *part.shape[1:]]), y)
-        prior = self._prior_given(y)
-        return self.decode(prior.sample(*(() if prior.batch_shape.rank else (num,)), seed=seed), y)
-
-    def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
-        """See `DPModel`."""
-        return of_autoencoder(self, inputs)
-
-    def call(self, inputs: Structure, training: bool | None = None) -> tf.Tensor:
-        """Returns reconstructions: means of the decoder's distribution at the encoder's means."""
-        del training
-        x, y = inputs if self._parts_of_model.conditional else (inputs, None)
-        return mean_of(self.decode(mean_of(self.encode(x, y)), y))
-
-    def summary(self, *args: Any, **kwargs: Any) -> None:
-        """Prints Keras's summary; the prior determines the decoder's input shape."""
-        fixed = isinstance(self.prior, tfd.Distribution)
-        if (
-            fixed
-            and getattr(self.encoder, "built", False)
-            and not getattr(self.decoder, "built", True)
-        ):
-            self.decode(self.prior.sample(1, seed=(0, 0)))
-        super().summary(*args, **kwargs)
-
-    def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Returns negative bounds."""
-        y = y if self._parts_of_model.conditional else None
-        self._check_y(y)
-        return self._terms(x, tf.constant(_random.new_key(0)), 1, y=y).losses
-
-    def compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
-        """See `Hooks.compared`: records and their reconstructions."""
-        return x, self((x, y) if self._parts_of_model.conditional else x)
+def _distribution(part: str, value: tfd.Distribution) -> tfd.Distribution:
+    if not isinstance(value, tfd.Distribution):
+        raise TypeError(
+            f"{part} returned {type(value).__name__}; it must return a TFP distribution. End it in "
+            "a TFP layer."
+        )
+    return value
 
 
-@dataclasses.dataclass(eq=False)
-class Parts:
-    """The networks, hidden from Keras, which tracks only their layers."""
+def _result_of(
+    part: str, function: Callable[[], tf.Tensor], first: Structure, y: Structure | None = None
+) -> tf.Tensor:
+    """Returns a network's result; errors name the part and the shapes of its inputs."""
+    try:
+        return function()
+    except (*LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
+        if str(error).startswith((f"{part} returned", "prior")):
+            raise
+        shapes = tf.nest.map_structure(
+            lambda value: f"{value.dtype.name}{value.shape.as_list()}",
+            first if y is None else (first, y),
+        )
+        pair = "(x, y)" if part == "encoder" else "(z, y)"
+        hint = f" With y, the {part} takes {pair}; for records without y call fit(x)."
+        raise ValueError(
+            f"{part} failed on {shapes}: {type(error).__name__}: {error}{'' if y is None else hint}"
+        ) from error
 
-    encoder: Callable[..., tfd.Distribution]
-    decoder: Callable[..., tfd.Distribution]
-    prior: Prior
-    density: LearnedDensity | None  # For a prior with trainable variables.
-    regularizer: Callable[[Codes], tf.Tensor] | None
-    given: dict[str, Any]  # The constructor's arguments.
-    conditional: bool | None = None  # Whether records have a y; None before the first.
 
-    @property
-    def layers(self) -> list[Layer]:
-        """Returns all layers, including those that others create on their first call, as attention does."""
-        parts = [self.encoder, self.decoder, self.prior, *([self.density] if self.density else [])]
-        return list({id(layer): layer for part in parts for layer in layers_of(part)}.values())
-
-
-def _repeated(structure: Structure, num: int) -> Structure:
+def _repeat_rows(structure: Structure, num: int) -> Structure:
     return tf.nest.map_structure(
         lambda part: None if part is None else tf.repeat(part, num, axis=0), structure
     )
@@ -356,10 +348,3 @@ def _repeated(structure: Structure, num: int) -> Structure:
 
 def _tensors(y: Structure | None) -> Structure | None:
     return None if y is None else tf.nest.map_structure(tf.convert_to_tensor, y)
-
-
-def outermost(part: Callable[..., tfd.Distribution]) -> list[Layer]:
-    """Returns the layers of a network that are no other layer's sublayers."""
-    layers = layers_of(part)
-    inner = {id(sub) for layer in layers for sub in layers_within(layer, include_self=False)}
-    return [layer for layer in layers if id(layer) not in inner]

@@ -1,4 +1,4 @@
-"""`DPKerasModel`: private training of a Keras model with a Keras loss, at the speed of ghost clipping."""
+"""`DPKerasModel`: a Keras model with a Keras loss, trained privately by ghost clipping."""
 
 from __future__ import annotations
 
@@ -29,36 +29,45 @@ _ACCURACIES = {
 class DPKerasModel(LayeredModel):
     """A Keras model that predicts y from x, trained with a Keras loss and differential privacy.
 
-    ```python
-    network = dpvi.keras.Sequential([dpvi.keras.layers.Dense(32, "relu"), dpvi.keras.layers.Dense(10)])
-    model = dpvi.DPKerasModel(network)
-    model.compile(
-        dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0),
-        loss=dpvi.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],  # For `evaluate` and validation data, not for training records.
-        epsilon=2.0,
-        delta=1e-5,
-    )
-    model.fit(x, y, batch_size=256, epochs=20)
-    model.evaluate(x_test, y_test)
-    ```
-
-    Norms and sums of per-example gradients come from layers' inputs and output gradients. For a network that does not allow
-    this (`add_loss`, a variable used outside its layer, layers over axis 0), per-example gradients are computed with
-    `tf.vectorized_map`, which takes more time and memory; a warning is logged.
+    Norms and sums of per-example gradients come from layers' inputs and output gradients. For a
+    network that does not allow this (`add_loss`, a variable used outside its layer, layers over
+    axis 0), per-example gradients are computed with `tf.vectorized_map`, which takes more time and
+    memory; a warning is logged.
 
     Args:
-      network: Keras model or layer with one output, whose first dimension is that of x; or a function without arguments that
-        builds it (needed to save a model with Lambda layers, see `dpvi.register`).
-      gradients: "ghost", "vectorized" (per-example gradients), or "auto": "ghost" if the layers allow it.
-      seed: see `DPModel`.
-      name: name of the model.
+      network: Keras model or layer with one output, whose first dimension is that of x; or a
+        function without arguments that builds it (needed to save a model with Lambda layers, see
+        `dpvi.register`).
+      gradients: "ghost", "vectorized" (per-example gradients), or "auto": "ghost" if the layers
+        allow it.
+      seed: See `DPModel`.
+      name: Name of the model.
+
+    ```python
+    >>> import tfp_dpvi as dpvi
+    >>> layers = dpvi.keras.layers
+    >>> network = dpvi.keras.Sequential([layers.Dense(8, "relu"), layers.Dense(3)])
+    >>> model = dpvi.DPKerasModel(network)
+    >>> model.compile(
+    ...     dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0),
+    ...     loss=dpvi.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    ...     metrics=["accuracy"],  # For `evaluate` and validation data, not for training records.
+    ...     epsilon=2.0,
+    ...     delta=1e-5,
+    ... )
+    >>> model.fit(x, y, batch_size=256, epochs=20)  # doctest: +SKIP
+    >>> model.evaluate(x_test, y_test)  # doctest: +SKIP
+    >>> model.privacy_budget
+    2.0
+
+    ```
 
     #### Formal guarantee
 
-    As for `DPModel`, if an example's loss depends on no other example. Known layers that mix examples are refused. With
-    "ghost", network and loss are checked once after `compile`, on synthetic records against TensorFlow's own gradients, before
-    privacy is spent; "vectorized" isolates examples by construction. Weight regularizers depend on no record and are exact.
+    As for `DPModel`, if an example's loss depends on no other example. Known layers that mix
+    examples are refused. With "ghost", network and loss are checked once after `compile`, on
+    synthetic records against TensorFlow's own gradients, before privacy is spent; "vectorized"
+    isolates examples by construction. Weight regularizers depend on no record and are exact.
     """
 
     def __init__(
@@ -82,8 +91,11 @@ class DPKerasModel(LayeredModel):
         self._training = _Training(network)
 
     def get_config(self) -> dict[str, Any]:
-        """See `DPModel.get_config`; the network must be a registered function, or have no Lambda layers."""
-        parts = {"network": serialization.encode(self._training.given, "network")}
+        """See `DPModel.get_config`.
+
+        The network must be a registered function, or have no Lambda layers.
+        """
+        parts = {"network": serialization.encode(self._training.network, "network")}
         return {**super().get_config(), "gradients": self.gradients, "parts": parts}
 
     # ------------------------------------------------------------------ compile
@@ -93,9 +105,17 @@ class DPKerasModel(LayeredModel):
     ) -> None:
         """See `DPModel.compile`.
 
-        The loss is a Keras loss, by name or as an object or function: `loss(y, outputs)` of shape [n, ...], one for each example.
-        It is averaged over further axes, never over examples, regardless of its `reduction`. Privatised metrics are shown for
-        training records, Keras metrics only by `evaluate` and for validation data.
+        Args:
+          optimizer: As for `DPModel.compile`.
+          loss: A Keras loss, by name or as an object or function: `loss(y, outputs)` of shape
+            [n, ...], one for each example. It is averaged over further axes, never over examples,
+            regardless of its `reduction`.
+          metrics: Privatised metrics, which are shown for training records, and Keras metrics,
+            which are shown only by `evaluate` and for validation data.
+          **settings: The other arguments of `DPModel.compile`.
+
+        Raises:
+          ValueError: No loss or several, or what `DPModel.compile` refuses.
         """
         _tf.refuse_keras_3("loss", loss)
         if loss is None or isinstance(loss, list | tuple | dict):
@@ -103,37 +123,30 @@ class DPKerasModel(LayeredModel):
                 f"loss={check.shown(loss)}: pass one Keras loss, such as "
                 "'sparse_categorical_crossentropy'."
             )
-        training = _Training(self._training.given, loss, keras.losses.get(loss))
-        given = (
-            list(metrics)
-            if isinstance(metrics, list | tuple)
-            else []
-            if metrics is None
-            else [metrics]
-        )
-        shown = [training.metric(each) for each in given if not isinstance(each, JointRelease)]
-        settings["validation_metrics"] = [*shown, *(settings.pop("validation_metrics", None) or ())]
-        super().compile(
-            optimizer,
-            metrics=[each for each in given if isinstance(each, JointRelease)],
-            **settings,
-        )
+        training = _Training(self._training.network, loss, keras.losses.get(loss))
+        if metrics is None:
+            metrics = []
+        elif not isinstance(metrics, list | tuple):
+            metrics = [metrics]
+        privatised = [metric for metric in metrics if isinstance(metric, JointRelease)]
+        exact = [
+            training.metric(metric) for metric in metrics if not isinstance(metric, JointRelease)
+        ]
+        settings["validation_metrics"] = [*exact, *(settings.pop("validation_metrics", None) or ())]
+        super().compile(optimizer, metrics=privatised, **settings)
         self._training = training
 
     def get_compile_config(self) -> dict[str, Any] | None:
         """Returns the arguments of `compile`, JSON-ready; None before `compile`."""
         config = super().get_compile_config()
-        return (
-            None
-            if config is None
-            else {**config, "loss": keras.utils.serialize_keras_object(self._training.loss)}
-        )
+        if config is None:
+            return None
+        return {**config, "loss": keras.utils.serialize_keras_object(self._training.loss)}
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """See `DPModel`."""
-        super().compile_from_config(
-            {**config, "loss": keras.utils.deserialize_keras_object(config["loss"])}
-        )
+        loss = keras.utils.deserialize_keras_object(config["loss"])
+        super().compile_from_config({**config, "loss": loss})
 
     # ------------------------------------------------------------------ the loss
 
@@ -149,29 +162,40 @@ class DPKerasModel(LayeredModel):
             )
         return self._training.losses(y, outputs)
 
-    @property
-    def _layers_watched(self) -> Sequence[Layer]:
+    def watched_layers(self) -> Sequence[Layer]:
+        """See `LayeredModel`."""
         return layers_of(self.network)
 
     @property
-    def _settings(self) -> Hashable:
+    def loss_settings(self) -> Hashable:
+        """See `LayeredModel`."""
         return self.gradients
 
-    def _batch_losses(
+    def batch_losses(
         self, records: dict[str, Structure], key: tf.Tensor, training: bool
     ) -> tf.Tensor:
-        del key
+        """See `LayeredModel`."""
+        del key  # The network has no draws but those of its layers.
         return _tf.in_mode(
             lambda: self._example_losses(records["x"], records["y"]), training=training
         )
 
     def record_loss(self, x: Structure, y: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the loss of one record."""
-        return self._example_losses(*tf.nest.map_structure(lambda part: part[None], (x, y)))[0]
+        """See `DPModel.record_loss`."""
+        batch_x, batch_y = tf.nest.map_structure(lambda part: part[None], (x, y))
+        return self._example_losses(batch_x, batch_y)[0]
 
     def test_losses(self, x: Structure, y: Structure | None) -> tf.Tensor:
-        """Returns the losses of a batch of records, shape [n]."""
-        losses = self._batch_losses({"x": x, "y": y}, tf.zeros([2], tf.int64), training=False)
+        """Returns the losses of a batch of n records in inference mode.
+
+        Args:
+          x: The inputs.
+          y: The targets.
+
+        Returns:
+          float [n].
+        """
+        losses = self.batch_losses({"x": x, "y": y}, tf.zeros([2], tf.int64), training=False)
         _tf.clear_losses(self)
         return losses
 
@@ -185,28 +209,27 @@ class DPKerasModel(LayeredModel):
         """Creates the variables and checks network and loss on zeros."""
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
-        for num in (
-            NUM_SYNTHETIC,
-            1,
-        ):  # Both: a `Sequential` without input shape is rebuilt for another number.
-            made = [zeros_like(part, num) for part in (records.x, records.y)]
+        # Both numbers: a `Sequential` without input shape is rebuilt for another one.
+        for num in (NUM_SYNTHETIC, 1):
+            zeros = [zeros_like(part, num) for part in (records.x, records.y)]
             try:
-                if self._training.loss is None:  # A loaded model, which is compiled later.
-                    self(made[0])
+                if self._training.loss is None:
+                    self(zeros[0])  # A loaded model is compiled later.
                 else:
-                    self.test_losses(*made)
+                    self.test_losses(*zeros)
             except (*LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
-                shapes = [
-                    f"{part.dtype.name}{part.shape.as_list()}" for part in tf.nest.flatten(made)
-                ]
+                leaves = tf.nest.flatten(zeros)
+                shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
                 raise ValueError(
-                    f"network or loss failed on x, y = {', '.join(shapes)}: {type(error).__name__}: {error}"
+                    f"network or loss failed on x, y = {', '.join(shapes)}: "
+                    f"{type(error).__name__}: {error}"
                 ) from error
         super().prepare(records)
 
-    def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
+    def check_layers(self, records: dict[str, Structure]) -> LayerGradients | None:
+        """See `LayeredModel`."""
         try:
-            return None if self.gradients == "vectorized" else super()._trial(made)
+            return None if self.gradients == "vectorized" else super().check_layers(records)
         except UnsupportedLayerError as error:
             if self.gradients == "ghost":
                 raise ValueError(
@@ -221,29 +244,33 @@ class DPKerasModel(LayeredModel):
             _tf.clear_losses(self)
 
 
-# ---------------------------------------------------------------------------- per-example Keras losses
+# ------------------------------------------------------------------ per-example Keras losses
 
 
 @dataclasses.dataclass(eq=False)
 class _Training:
-    """Arguments of the constructor and of `compile`, hidden from Keras."""
+    """Arguments of the constructor and of `compile`, hidden from Keras.
 
-    given: Layer | Callable[[], Layer]  # The constructor's `network`.
-    loss: Loss | None = None  # The argument of `compile`.
-    found: Any = None  # Keras's object or function of that name.
+    Attributes:
+      network: The constructor's argument.
+      loss: The argument of `compile`.
+      loss_function: Keras's object or function of that name.
+    """
+
+    network: Layer | Callable[[], Layer]
+    loss: Loss | None = None
+    loss_function: Any = None
 
     def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each example, shape [n], without the reduction of a Keras loss."""
-        known, is_object = None, isinstance(self.found, keras.losses.Loss)
-        kinds = (
-            keras.losses.SparseCategoricalCrossentropy,
-            keras.losses.sparse_categorical_crossentropy,
-        )
-        if isinstance(self.found, kinds[0]) or self.found is kinds[1]:
-            # A label out of range makes its record's loss NaN, so that it contributes zero instead of raising (contract C8).
+        is_object = isinstance(self.loss_function, keras.losses.Loss)
+        known = None
+        if self._is_sparse():
+            # A label out of range makes its record's loss NaN, so that it contributes zero instead
+            # of raising (contract C8).
             labels = tf.cast(y, tf.int64)
             known = (labels >= 0) & (labels < outputs.shape[-1])
-            ignored = self.found.get_config().get("ignore_class") if is_object else None
+            ignored = self.loss_function.get_config().get("ignore_class") if is_object else None
             known = known if ignored is None else known | (labels == ignored)
             y = tf.where(known, labels, tf.zeros_like(labels))
         # As Keras does: [n] and [n, 1] would broadcast to [n, n].
@@ -251,10 +278,12 @@ class _Training:
             y = y[..., None]
         elif y.shape.rank == outputs.shape.rank + 1 and y.shape[-1] == 1:
             y = y[..., 0]
-        losses = (self.found.call if is_object else self.found)(y, outputs)
+        loss_of = self.loss_function.call if is_object else self.loss_function
+        losses = loss_of(y, outputs)
         if losses.shape.rank == 0:
             raise ValueError(
-                "loss returned a scalar for a batch: return one value for each example, not their mean."
+                "loss returned a scalar for a batch: return one value for each example, not their "
+                "mean."
             )
         num = tf.shape(outputs)[0]
         losses = tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
@@ -263,15 +292,22 @@ class _Training:
         known = tf.reduce_all(tf.reshape(known, [num, -1]), axis=1)
         return tf.where(known, losses, tf.constant(float("nan"), losses.dtype))
 
-    def metric(self, given: Any) -> Any:
+    def _is_sparse(self) -> bool:
+        """Returns whether the loss takes integer labels."""
+        kind = keras.losses.SparseCategoricalCrossentropy
+        function = keras.losses.sparse_categorical_crossentropy
+        return isinstance(self.loss_function, kind) or self.loss_function is function
+
+    def metric(self, metric: Any) -> Any:
         """Returns a Keras metric; "accuracy" is the accuracy that matches the loss."""
-        if given not in ("accuracy", "acc"):
-            return given
-        name = getattr(self.found, "__name__", type(self.found).__name__).replace("_", "").lower()
+        if metric not in ("accuracy", "acc"):
+            return metric
+        name = getattr(self.loss_function, "__name__", type(self.loss_function).__name__)
+        name = name.replace("_", "").lower()
         for start, kind in _ACCURACIES.items():
             if name.startswith(start):
-                return kind(name=given)
+                return kind(name=metric)
         raise ValueError(
-            f"metrics={check.shown(given)} is not defined for loss={check.shown(self.loss)}: pass, "
-            "say, 'binary_accuracy'."
+            f"metrics={check.shown(metric)} is not defined for loss={check.shown(self.loss)}: "
+            "pass, say, 'binary_accuracy'."
         )

@@ -1,4 +1,4 @@
-"""The base of models of Keras layers: checks the layers, and computes gradients from their inputs and output gradients."""
+"""The base of models of Keras layers, whose gradients come from the layers' inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import functools
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,21 @@ from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.sampling import BatchNeeds
 
-NUM_SYNTHETIC = 3  # Synthetic records to check a model on; 1 would hide a shape that broadcasts.
+#: Synthetic records to check a model on; 1 would hide a shape that broadcasts.
+NUM_SYNTHETIC = 3
 
 
 @dataclasses.dataclass(eq=False)
-class _Trials:
-    """Kinds of records that the layers were checked on since `compile`, most recent last; hidden from Keras."""
+class _Checks:
+    """The checks of the layers since `compile`, hidden from Keras.
 
-    found: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
+    Attributes:
+      always_xla: Whether `compile` asked for XLA.
+      results: The layers' gradients for each kind of records, the latest last.
+    """
+
+    always_xla: bool = False
+    results: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
 
 
 class LayeredModel(base.DPModel):
@@ -37,39 +44,71 @@ class LayeredModel(base.DPModel):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._trials = _Trials()
+        self._checks = _Checks()
 
-    @property
-    @abc.abstractmethod
-    def _layers_watched(self) -> Sequence[Layer]:
-        """The layers, sublayers included."""
+    # ------------------------------------------------------------------ methods to override
 
     @abc.abstractmethod
-    def _batch_losses(
+    def watched_layers(self) -> Sequence[Layer]:
+        """Returns the layers, sublayers included."""
+
+    @abc.abstractmethod
+    def batch_losses(
         self, records: dict[str, Structure], key: tf.Tensor, training: bool
     ) -> tf.Tensor:
-        """Returns the losses of a batch of records, shape [n]."""
+        """Returns the losses of a batch of records, shape [n].
+
+        Args:
+          records: A batch {"x": ...}, with "y" if there is one.
+          key: int64 [2], determines the model's own draws.
+          training: Whether layers run in training mode.
+        """
 
     @property
-    def _settings(self) -> Hashable:
+    def loss_settings(self) -> Hashable:
         """The settings that losses depend on, besides records and variables."""
         return ()
+
+    def check_layers(self, records: dict[str, Structure]) -> LayerGradients | None:
+        """Returns the layers' gradients, checked; None for vectorized per-example gradients.
+
+        Args:
+          records: A batch of synthetic records {"x": ...}, with "y" if there is one.
+
+        Raises:
+          UnsupportedLayerError: The gradients cannot be computed from the layers.
+        """
+        key = tf.constant([1, 2], tf.int64)
+        layers = LayerGradients(
+            self.watched_layers(), self.trainable_variables, mapped=self.gradients == "vectorized"
+        )
+        losses: Callable[..., tf.Tensor] = without_assertions()(
+            functools.partial(self.batch_losses, key=key)
+        )
+        in_training = functools.partial(losses, training=True)
+        in_inference = functools.partial(losses, training=False)
+        layers = layers.checked(in_training, records, in_inference)
+        if layers.note:
+            LOG.log(logging.WARNING if layers.slowdown >= 1.5 else logging.INFO, "%s", layers.note)
+        return layers
+
+    # ------------------------------------------------------------------ the step
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """See `DPModel.compile`. The next fit checks the layers again."""
         super().compile(*args, **kwargs)
-        self._trials = _Trials()
+        self._checks = _Checks(always_xla=bool(kwargs.get("jit_compile")))
 
     def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
         """Returns weight regularizers, which depend on no record (contract C2)."""
         penalties = [
-            penalty() for layer in self._layers_watched for penalty in loss_functions(layer)
+            penalty() for layer in self.watched_layers() for penalty in loss_functions(layer)
         ]
         return tf.add_n(penalties) if penalties else None
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the clipped gradient of records' losses."""
-        layers = self._layer_gradients
+        layers = self.layer_gradients
         if layers is None:
             return super().clipped_gradient(spec)
         variables, clip = self.trainable_variables, self.clip
@@ -77,66 +116,54 @@ class LayeredModel(base.DPModel):
         def clipped_sum(
             records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
         ) -> tuple[ClippedSum, PerExample]:
-            one = layers.run(lambda: self._batch_losses(records, key, training=True))
-            return one.clipped_sum(one.result, mask, clip, weights=records.get("sample_weight"))
+            layers_pass = layers.run(lambda: self.batch_losses(records, key, training=True))
+            return layers_pass.clipped_sum(
+                layers_pass.result, mask, clip, weights=records.get("sample_weight")
+            )
 
         def draw(key: tf.Tensor) -> StepGradient:
             del key  # All draws are per record.
             return StepGradient(clipped_sum, variables, **self.exact_terms(spec.num_records))
 
         # Products of large matrices are faster without XLA on CPUs, and need no padding.
-        identity = ("layers", id(layers), self._settings)
+        identity = ("layers", id(layers), self.loss_settings)
         return ClippedGradient(draw, clip, batchwise=True, gains_from_xla=False, identity=identity)
 
     @property
     def batch_needs(self) -> BatchNeeds:
         """The layers' needs per physical batch."""
-        layers = self._layer_gradients
+        layers = self.layer_gradients
         if layers is None:
             return super().batch_needs
-        return BatchNeeds(4 * layers.bytes_each, batchwise=True, static=self._static)
+        return BatchNeeds(4 * layers.bytes_each, batchwise=True, static=self.static_shapes)
 
     @property
-    def _static(self) -> bool:
-        target = self.privacy_target
-        return bool(self.run_eagerly) or bool(target is not None and target.jit_compile)
+    def static_shapes(self) -> bool:
+        """True if every batch has the same shape: without compilation, and always with XLA."""
+        return bool(self.run_eagerly) or self._checks.always_xla
 
     @property
-    def _layer_gradients(self) -> LayerGradients | None:
+    def layer_gradients(self) -> LayerGradients | None:
         """The layers' gradients, as last checked; None for vectorized per-example gradients."""
-        if not self._trials.found:
+        if not self._checks.results:
             raise RuntimeError(
                 "The layers have not been checked since compile: call make_data again."
             )
-        return self._trials.found[-1][1]
+        return self._checks.results[-1][1]
 
     def check_records(self, records: Records) -> None:
-        """Checks the layers on synthetic records before privacy is spent: once after `compile`, for each shape."""
-        rng = np.random.default_rng(0)
-        given = {"x": records.x} | ({} if records.y is None else {"y": records.y})
-        made = tf.nest.map_structure(
-            lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, rng)), given
-        )
-        identity = (
-            repr(tf.nest.map_structure(lambda part: (part.shape, part.dtype), made)),
-            self._settings,
-        )
-        found = self._trials.found
-        found.sort(key=lambda one: one[0] == identity)
-        if not found or found[-1][0] != identity:
-            found.append((identity, self._trial(made)))
+        """Checks the layers on synthetic records before privacy is spent.
 
-    def _trial(self, made: dict[str, Structure]) -> LayerGradients | None:
-        """Returns the layers' checked gradients; raises `UnsupportedLayerError` if they cannot be computed."""
-        key = tf.constant([1, 2], tf.int64)
-        layers = LayerGradients(
-            self._layers_watched, self.trainable_variables, mapped=self.gradients == "vectorized"
+        Layers are checked once after `compile`, for each shape of records.
+        """
+        rng = np.random.default_rng(0)
+        parts = {"x": records.x} | ({} if records.y is None else {"y": records.y})
+        batch = tf.nest.map_structure(
+            lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, rng)), parts
         )
-        losses: Any = without_assertions()(functools.partial(self._batch_losses, key=key))
-        trained, still = (
-            functools.partial(losses, training=training) for training in (True, False)
-        )
-        layers = layers.checked(trained, made, still)
-        if layers.note:
-            LOG.log(logging.WARNING if layers.slowdown >= 1.5 else logging.INFO, "%s", layers.note)
-        return layers
+        shapes = tf.nest.map_structure(lambda part: (part.shape, part.dtype), batch)
+        identity = (repr(shapes), self.loss_settings)
+        results = self._checks.results
+        results.sort(key=lambda result: result[0] == identity)
+        if not results or results[-1][0] != identity:
+            results.append((identity, self.check_layers(batch)))

@@ -1,4 +1,7 @@
-"""DP-Keras optimizers: Keras optimizers with a clip and a noise multiplier that apply only privatised gradients."""
+"""DP-Keras optimizers: Keras optimizers that apply only privatised gradients.
+
+They have a clip and a noise multiplier besides the arguments of the Keras class.
+"""
 
 from tfp_dpvi.optimizers.adapter import as_dp_optimizer
 from tfp_dpvi.optimizers.dp_keras import (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -14,18 +13,34 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Optimizer, keras, refuse_setting, register_keras_serializable, tf
 from tfp_dpvi.gradients import Clip, ClippedSum, exactly
 
-_Base: Any = object  # The mixin precedes a Keras class, see `make_dp_optimizer_class`.
+# The mixin precedes a Keras class, see `make_dp_optimizer_class`.
+_Base: Any = object
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivatizedGradients:
-    """Noisy gradients, one tensor per variable, ready for one `apply_gradients`."""
+    """Noisy gradients, ready for one `apply_gradients`.
+
+    Attributes:
+      tensors: One tensor for each variable.
+      joint: The noisy means of the joint releases, see `ClippedSum.num_joint`.
+      mean: The gradient's noisy mean, before `pull_back` and exact terms.
+
+    ```python
+    >>> from tfp_dpvi._tf import tf
+    >>> from tfp_dpvi.gradients import Clip, ClippedSum
+    >>> clipped = ClippedSum([tf.constant([3.0, 4.0])], Clip(5.0))
+    >>> key = tf.constant([1, 2], tf.int64)  # A key that is not random gives no privacy.
+    >>> private = privatize(clipped, noise_multiplier=1.0, key=key, expected_batch_size=10.0)
+    >>> private.tensors[0].shape
+    TensorShape([2])
+
+    ```
+    """
 
     tensors: Sequence[tf.Tensor]
-    joint: Sequence[
-        tf.Tensor
-    ] = ()  # Noisy means of the joint releases, see `ClippedSum.num_joint`.
-    mean: Sequence[tf.Tensor] = ()  # The gradient's noisy mean, before `pull_back` and exact terms.
+    joint: Sequence[tf.Tensor] = ()
+    mean: Sequence[tf.Tensor] = ()
 
 
 def privatize(
@@ -38,35 +53,37 @@ def privatize(
     data_independent: Sequence[tf.Tensor] | None = None,
     dtype: tf.DType | None = None,
 ) -> PrivatizedGradients:
-    """Returns `pull_back((sum + z C Z) / (q N)) + exact` (contracts C1 and C2).
+    """Returns `pull_back((sum + z C Z) / (q N)) + exact`, where Z is standard Gaussian noise.
 
     Args:
-      clipped: the sum of clipped gradients, and its sensitivity.
-      noise_multiplier: z >= 0, the noise's standard deviation over the bound C of `clipped`.
+      clipped: The sum of clipped gradients, and its sensitivity.
+      noise_multiplier: z, at least 0: the noise's standard deviation over the bound C of `clipped`.
       key: int64 tensor of shape [2], or a tape of words; used once (see `add_noise`).
-      expected_batch_size: the public denominator qN, never the realised batch size, which is secret.
-      pull_back: maps the gradient's noisy mean to one tensor for each variable, without reading
+      expected_batch_size: The public denominator qN, never the realised batch size, which is
+        secret.
+      pull_back: Maps the gradient's noisy mean to one tensor for each variable, without reading
         records; None for the identity.
-      data_independent: the exact gradient of the terms that depend on no record, added without clip
-        and noise.
+      data_independent: The exact gradient of the terms that depend on no record, one tensor for
+        each variable. It is added without clip and noise.
       dtype: float32 or float64, of the results; by default that of the sum. Sums in float64 keep
         their precision until the noise is in.
 
     Returns:
-      The noisy gradients of the variables, and the noisy means that they are made of.
+      The noisy gradients of the variables, and the noisy means behind them (contracts 1 and 2).
 
     #### Formal guarantee
 
-    One Gaussian release of `clipped`: standard deviation `z C` in every coordinate (times the part's
-    `noise_scales`), independent across coordinates and keys, rounded to a grid of at most 2^-12
-    standard deviations (see `add_noise`), followed by post-processing. An empty batch is a release
-    too, of noise alone.
+    This is one Gaussian release of `clipped`, followed by post-processing. The noise has standard
+    deviation `z C` in every coordinate (times the part's `noise_scales`), is independent across
+    coordinates and keys, and is rounded with the sum to a grid of at most 2^-12 standard deviations
+    (see `add_noise`). An empty batch is a release too, of noise alone.
     """
     dtype = dtype or clipped.tensors[0].dtype
     multiplier = exactly(noise_multiplier, tf.float64)
     scales = clipped.noise_scales or [1.0] * len(clipped.tensors)
     deviations = [
-        # Selected: zero noise with an infinite clip (both off) must not give 0 x Inf.
+        # Zero noise is selected and not multiplied: with an infinite clip (both are off) the
+        # product would be 0 x Inf.
         tf.where(
             multiplier == 0.0,
             tf.zeros_like(multiplier),
@@ -86,24 +103,54 @@ def privatize(
 
 
 class UnprivatizedGradientError(RuntimeError):
-    """Raised if an optimizer gets a gradient without clip and noise, or one that was applied before."""
+    """Raised if an optimizer gets a gradient without clip and noise, or the same gradient twice.
+
+    ```python
+    >>> from tfp_dpvi._tf import tf
+    >>> from tfp_dpvi.optimizers import DPKerasSGDOptimizer
+    >>> optimizer = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.0)
+    >>> try:
+    ...     optimizer.apply_gradients([(tf.ones([2]), tf.Variable(tf.zeros([2])))])
+    ... except UnprivatizedGradientError as error:
+    ...     print(str(error).split(".")[0])
+    apply_gradients: the gradients are not those that optimizer
+
+    ```
+    """
 
 
 class _Hidden:
-    """State of an optimizer in a plain object, which Keras does not track."""
+    """State of an optimizer in a plain object, which Keras does not track.
 
-    minted: Sequence[Any] | None = None  # The gradients that it may apply once.
-    held: frozenset[str] | None = None  # Names of the settings that a running fit has read.
+    Attributes:
+      minted: The gradients that the optimizer may apply once; None without any.
+      held: The names of the settings that a running fit has read; None without a fit.
+    """
+
+    minted: Sequence[tf.Tensor] | None = None
+    held: frozenset[str] | None = None
 
 
 class DPOptimizer(_Base):
-    """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer."""
+    """The mixin that `make_dp_optimizer_class` adds to a Keras optimizer.
 
-    l2_norm_clip: float  # The bound C on the l2 norm of one record's gradient.
-    noise_multiplier: (
-        float | None
-    )  # Noise standard deviation over C; None for `compile` to calibrate it.
-    clipping: str  # See `tfp_dpvi.gradients.Clip`.
+    Attributes:
+      l2_norm_clip: C, the bound on the l2 norm of one record's gradient.
+      noise_multiplier: The noise's standard deviation over C; None for `compile` to calibrate it.
+      clipping: The scheme of the clip, see `tfp_dpvi.gradients.Clip`.
+
+    ```python
+    >>> from tfp_dpvi.optimizers import DPKerasAdamOptimizer
+    >>> optimizer = DPKerasAdamOptimizer(1e-2, l2_norm_clip=0.5)
+    >>> isinstance(optimizer, DPOptimizer), optimizer.clip.bound
+    (True, 0.5)
+
+    ```
+    """
+
+    l2_norm_clip: float
+    noise_multiplier: float | None
+    clipping: str
 
     def __init__(
         self,
@@ -114,15 +161,17 @@ class DPOptimizer(_Base):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.l2_norm_clip, self.clipping = l2_norm_clip, clipping
+        self.l2_norm_clip = l2_norm_clip
+        self.clipping = clipping
         self.l2_norm_clip = self.clip.bound
         self.noise_multiplier = None
         if noise_multiplier is not None:
             fix = "pass the noise's standard deviation over l2_norm_clip, or None to calibrate it"
             self.noise_multiplier = check.non_negative("noise_multiplier", noise_multiplier, fix)
-        if math.isinf(self.l2_norm_clip) and self.noise_multiplier != 0:
+        if self.clip.is_off and self.noise_multiplier != 0:
             raise ValueError(
-                f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got {noise_multiplier!r}); or pass a finite l2_norm_clip."
+                f"l2_norm_clip={l2_norm_clip!r} needs noise_multiplier=0 (got "
+                f"{noise_multiplier!r}); or pass a finite l2_norm_clip."
             )
         self._hidden = _Hidden()
 
@@ -163,25 +212,53 @@ class DPOptimizer(_Base):
         clipped: ClippedSum,
         *,
         noise_multiplier: float | tf.Tensor | None = None,
-        **settings: Any,
+        key: tf.Tensor,
+        expected_batch_size: float,
+        pull_back: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+        data_independent: Sequence[tf.Tensor] | None = None,
+        dtype: tf.DType | None = None,
     ) -> PrivatizedGradients:
         """Adds noise to a clipped sum. This optimizer may apply the result once.
 
-        Arguments and guarantee are those of `tfp_dpvi.optimizers.privatize`; `noise_multiplier` defaults to the optimizer's.
-        Raises `ValueError` if the sum was clipped to another bound, or there is no noise multiplier.
+        The guarantee is that of `tfp_dpvi.optimizers.privatize`.
+
+        Args:
+          clipped: The sum of clipped gradients, and its sensitivity.
+          noise_multiplier: The noise's standard deviation over the clip; by default that of the
+            optimizer.
+          key: int64 tensor of shape [2], or a tape of words; used once.
+          expected_batch_size: The public denominator, never the realised batch size.
+          pull_back: Maps the gradient's noisy mean to one tensor for each variable.
+          data_independent: The exact gradient of the terms that depend on no record.
+          dtype: float32 or float64, of the results.
+
+        Returns:
+          The noisy gradients, for one `apply_gradients`.
+
+        Raises:
+          ValueError: The sum was clipped to another bound, or there is no noise multiplier.
         """
         if clipped.clip.bound != self.l2_norm_clip:
             raise ValueError(
-                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is {self.l2_norm_clip}: clip to "
-                "optimizer.clip."
+                f"clipped has the bound {clipped.clip.bound}, but the optimizer's l2_norm_clip is "
+                f"{self.l2_norm_clip}: clip to optimizer.clip."
             )
         if noise_multiplier is None:
             noise_multiplier = self.noise_multiplier
         if noise_multiplier is None:
             raise ValueError(
-                "noise_multiplier is None: pass one to the optimizer, or let compile(epsilon=, delta=) calibrate it."
+                "noise_multiplier is None: pass one to the optimizer, or let "
+                "compile(epsilon=, delta=) calibrate it."
             )
-        private = privatize(clipped, noise_multiplier=noise_multiplier, **settings)
+        private = privatize(
+            clipped,
+            noise_multiplier=noise_multiplier,
+            key=key,
+            expected_batch_size=expected_batch_size,
+            pull_back=pull_back,
+            data_independent=data_independent,
+            dtype=dtype,
+        )
         self._hidden.minted = tuple(private.tensors)
         return private
 
@@ -189,66 +266,114 @@ class DPOptimizer(_Base):
         minted, self._hidden.minted = self._hidden.minted, None
         if minted is None or list(map(id, minted)) != list(map(id, gradients)):
             raise UnprivatizedGradientError(
-                "apply_gradients: the gradients are not those that optimizer.privatize returned last. Apply all of them once, "
-                "unchanged and in order; those of a tape are not private."
+                "apply_gradients: the gradients are not those that optimizer.privatize returned "
+                "last. Apply all of them once, unchanged and in order; those of a tape are not "
+                "private."
             )
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[tf.Tensor, tf.Variable]], *args: Any, **kwargs: Any
     ) -> tf.Variable:
-        """Makes one Keras update with the gradients of the last `privatize`; else raises `UnprivatizedGradientError`."""
+        """Makes one Keras update with the gradients of the last `privatize`.
+
+        Args:
+          grads_and_vars: Pairs of a gradient and a variable, all of them and in order.
+          *args: As for the Keras class.
+          **kwargs: As for the Keras class.
+
+        Returns:
+          The result of the Keras class, the number of updates.
+
+        Raises:
+          UnprivatizedGradientError: The gradients are not those of the last `privatize`, or were
+            applied before.
+        """
         pairs = list(grads_and_vars)
         self._check_minted([gradient for gradient, _ in pairs])
         return super().apply_gradients(pairs, *args, **kwargs)
 
     def minimize(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises: it would apply a gradient without per-record clip and noise."""
+        """Refuses to apply a gradient without per-record clip and noise.
+
+        Args:
+          *args: Not used.
+          **kwargs: Not used.
+
+        Raises:
+          UnprivatizedGradientError: Always.
+        """
         raise UnprivatizedGradientError(
-            f"{type(self).__name__}.minimize: a gradient of a batch's loss cannot be made private. Use DPVI or DPModel.fit, or "
-            "ledger.reserve, gradients.clipped_sum, optimizer.privatize and optimizer.apply_gradients, in this order."
+            f"{type(self).__name__}.minimize: a gradient of a batch's loss cannot be made private. "
+            "Use DPVI or DPModel.fit, or ledger.reserve, gradients.clipped_sum, "
+            "optimizer.privatize and optimizer.apply_gradients, in this order."
         )
 
     compute_gradients = minimize
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
-        privacy = {
-            name: getattr(self, name) for name in ("l2_norm_clip", "noise_multiplier", "clipping")
-        }
-        return {**super().get_config(), **privacy}
+        names = ("l2_norm_clip", "noise_multiplier", "clipping")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
 _DOC = """`tf.keras.optimizers.{name}` on privatised gradients.
 
     Args:
-      *args: as for the Keras class.
-      l2_norm_clip: bound C > 0 on the l2 norm of one record's gradient.
-      noise_multiplier: noise standard deviation over C; None for `compile(epsilon=, delta=)` to calibrate it.
-      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.Clip`. The guarantee is the same for each.
-      **kwargs: as for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the noise and cost no
-        privacy.
+      *args: As for the Keras class.
+      l2_norm_clip: C > 0, the bound on the l2 norm of one record's gradient.
+      noise_multiplier: The noise's standard deviation over C; None for `compile(epsilon=, delta=)`
+        to calibrate it.
+      clipping: "flat", "per_layer" or "normalized", see `tfp_dpvi.gradients.Clip`. The guarantee is
+        the same for each.
+      **kwargs: As for the Keras class. Its `clipnorm`, `weight_decay` and `use_ema` act after the
+        noise and cost no privacy.
 
     Raises:
-      ValueError, TypeError: a clip that is not positive, or a noise multiplier that is not finite and at least 0.
+      ValueError, TypeError: The clip is not positive, or the noise multiplier is not finite and at
+        least 0.
 
     #### Formal guarantee
 
-    Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then post-processing.
+    Only gradients that `privatize` returned are applied: a Gaussian release of a clipped sum, then
+    post-processing.
+
+    ```python
+    >>> import tfp_dpvi as dpvi
+    >>> optimizer_class = dpvi.optimizers.make_dp_optimizer_class(dpvi.keras.optimizers.{name})
+    >>> optimizer = optimizer_class(l2_norm_clip=0.5, noise_multiplier=2.0)
+    >>> optimizer.clip.bound
+    0.5
+
+    ```
     """
 
 
 @functools.cache
 def make_dp_optimizer_class(keras_optimizer_class: type) -> type:
-    """Returns a DP optimizer class over any Keras optimizer class (not a legacy one), the same for the same argument.
+    """Returns a DP optimizer class over any Keras optimizer class, the same for the same argument.
 
-    It is a subclass named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip`, `noise_multiplier` (None: to be
-    calibrated) and `clipping` as keyword arguments, besides those of the Keras class. Raises `TypeError` for other arguments.
+    It is a subclass named `DPKeras<Name>Optimizer`, whose constructor takes `l2_norm_clip`,
+    `noise_multiplier` (None: to be calibrated) and `clipping` as keyword arguments, besides those
+    of the Keras class.
+
+    Args:
+      keras_optimizer_class: A subclass of `keras.optimizers.Optimizer` that is not legacy.
+
+    Raises:
+      TypeError: The argument is no such class.
+
+    ```python
+    >>> from tfp_dpvi._tf import keras
+    >>> make_dp_optimizer_class(keras.optimizers.Nadam).__name__
+    'DPKerasNadamOptimizer'
+
+    ```
     """
-    if not (
-        isinstance(keras_optimizer_class, type) and issubclass(keras_optimizer_class, Optimizer)
-    ):
+    is_class = isinstance(keras_optimizer_class, type)
+    if not (is_class and issubclass(keras_optimizer_class, Optimizer)):
         raise TypeError(
-            f"keras_optimizer_class must be a (not legacy) subclass of keras.optimizers.Optimizer, got {keras_optimizer_class!r}."
+            "keras_optimizer_class must be a (not legacy) subclass of keras.optimizers.Optimizer, "
+            f"got {keras_optimizer_class!r}."
         )
     if issubclass(keras_optimizer_class, DPOptimizer):
         return keras_optimizer_class

@@ -26,7 +26,7 @@ def _count(text: str) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line."""
+    """Returns the parser of the command line, with the commands `plan` and `show`."""
     parser = argparse.ArgumentParser(
         prog="python -m tfp_dpvi.privacy", description="Plans and reports of differential privacy."
     )
@@ -84,23 +84,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     options = build_parser().parse_args(arguments)
     try:
-        found = _answer(options)
+        answer = _answer(options)
     except (BudgetExhaustedError, LedgerError, OSError, TypeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(found.to_json()) if options.json else found)
+    print(json.dumps(answer.to_json()) if options.json else answer)
     return 0
 
 
 def _answer(options: argparse.Namespace) -> planner.PrivacyOutlook | PrivacyReport:
-    asked = {
+    arguments = {
         name: value
         for name, value in vars(options).items()
         if name not in ("json", "command", "ledger")
     }
     if options.command == "show":
-        return PrivacyReport.from_ledger(PrivacyLedger(options.ledger, read_only=True), **asked)
-    return planner.plan_privacy(**asked)
+        return PrivacyReport.from_ledger(PrivacyLedger(options.ledger, read_only=True), **arguments)
+    return planner.plan_privacy(**arguments)
 
 
 if __name__ == "__main__":

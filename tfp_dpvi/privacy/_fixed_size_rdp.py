@@ -1,7 +1,8 @@
 """Renyi divergences of the Gaussian mechanism on a fixed-size sample without replacement.
 
-Wang, Balle and Kasiviswanathan 2019, arXiv:1808.00087, theorem 27 and corollary 10, for replacing one record. The values
-equal those of dp_accounting's RDP accountant, which takes a second per call: it repeats the differences for every order.
+Wang, Balle and Kasiviswanathan 2019, arXiv:1808.00087, theorem 27 and corollary 10, for replacing
+one record. The values equal those of dp_accounting's RDP accountant, which takes a second per call
+because it repeats the differences for every order.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,17 @@ _MAX_EXACT_ORDER = 256
 
 
 def _log_abs_differences(log_values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns log |k-th forward difference at 0| for k = 0, 1, ..., of positive values given as logs."""
-    logs, positive = log_values.copy(), np.ones(log_values.size, dtype=bool)
+    """Returns log |k-th forward difference at 0| for k = 0, 1, ..., of positive values.
+
+    The argument has the logarithms of the values.
+    """
+    logs = log_values.copy()
+    positive = np.ones(log_values.size, dtype=bool)
     result = np.empty(log_values.size)
     for k in range(log_values.size):
         result[k] = logs[0]
-        a, b, sign_a, sign_b = logs[1:], logs[:-1], positive[1:], positive[:-1]
+        a, b = logs[1:], logs[:-1]
+        sign_a, sign_b = positive[1:], positive[:-1]
         high, low = np.maximum(a, b), np.minimum(a, b)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(np.isneginf(high), 0.0, np.exp(low - high))
@@ -28,25 +34,30 @@ def _log_abs_differences(log_values: NDArray[np.float64]) -> NDArray[np.float64]
             total = high + np.log1p(ratio)
         same = sign_a == sign_b
         logs = np.where(same, difference, total)
-        # a - b has a's sign for unequal signs, and for equal ones if |a| is larger.
+        # The difference a - b has the sign of a if the signs differ, or if |a| is larger.
         positive = np.where(same, (a >= b) == sign_a, sign_a)
     return result
 
 
 def fixed_size_rdp(q: float, z: float, orders: Sequence[float]) -> NDArray[np.float64]:
-    """Returns an upper bound of the Renyi divergence at each order (above 1), float64 of shape [len(orders)].
+    """Returns an upper bound of the Renyi divergence at each order.
 
     Args:
-      q: batch size over number of records, in (0, 1).
-      z: standard deviation over the sum's sensitivity to replacing one record.
-      orders: sequence of floats.
+      q: The batch size over the number of records, in (0, 1).
+      z: The standard deviation over the sum's sensitivity to replacing one record.
+      orders: Orders above 1.
+
+    Returns:
+      float64 of shape [len(orders)].
     """
     rate = 0.5 / z**2
     wanted = np.asarray(orders, dtype=np.float64)
-    floors, ceilings = np.floor(wanted).astype(int), np.ceil(wanted).astype(int)
+    floors = np.floor(wanted).astype(int)
+    ceilings = np.ceil(wanted).astype(int)
     exact = [int(a) for a in {*floors, *ceilings} if a <= _MAX_EXACT_ORDER]
     x = np.arange(-1.0, max(exact, default=2) + 2.0)
-    # Values e^{x (x+1) rate} at x = -1 (1 there), 0, 1, ...: the expectations of theorem 27.
+    # The values e^{x (x+1) rate} at x = -1 (where it is 1), 0, 1, ... are the expectations of
+    # theorem 27.
     differences = _log_abs_differences(np.where(x < 0.0, 0.0, x * (x + 1.0) * rate))
     logs = {a: _log_moment(a, q, rate, differences) for a in sorted({*floors, *ceilings})}
     low = np.array([logs[a] for a in floors])
@@ -68,7 +79,8 @@ def _log_moment(order: int, q: float, rate: float, differences: NDArray[np.float
     simple[0] = min(np.log(4.0) + second + np.log(-np.expm1(-second)), second + np.log(2.0))
     terms = simple
     if order <= _MAX_EXACT_ORDER:
-        low, high = differences[2 * (i // 2)], differences[2 * ((i + 1) // 2)]
+        low = differences[2 * (i // 2)]
+        high = differences[2 * ((i + 1) // 2)]
         terms = np.minimum(simple, np.log(4.0) + 0.5 * (low + high))
         terms[0] = simple[0]
     return float(np.logaddexp(0.0, special.logsumexp(terms + i * np.log(q) + log_choose)))

@@ -1,9 +1,13 @@
 """Accountants: epsilon at delta of a `DpEvent`, by dp_accounting.
 
-Convention of events (as in dp_accounting >= 0.5): under add-or-remove-one a Gaussian event of multiplier m compares
-N(0, m^2) with N(1, m^2); under replace-one it compares N(0, m^2) with N(2, m^2), and a Poisson-sampled one
-(1-q) N(0, m^2) + q N(1, m^2) with (1-q) N(0, m^2) + q N(-1, m^2). The RDP accountant of every version, and the PLD
-accountant of 0.4.3, read a replace-one Gaussian as N(0, m^2) against N(1, m^2); they never get one here.
+The convention of events is that of dp_accounting 0.5 and later:
+
+* Under add-or-remove-one a Gaussian event of multiplier m compares N(0, m^2) with N(1, m^2).
+* Under replace-one it compares N(0, m^2) with N(2, m^2), and a Poisson-sampled one compares
+  (1-q) N(0, m^2) + q N(1, m^2) with (1-q) N(0, m^2) + q N(-1, m^2).
+
+The RDP accountant of every version, and the PLD accountant of 0.4.3, read a replace-one Gaussian
+as N(0, m^2) against N(1, m^2). They never get one here.
 """
 
 import abc
@@ -33,11 +37,13 @@ from tfp_dpvi.privacy.tradeoff import (
     gaussian_epsilon,
 )
 
-#: Grid spacing of privacy losses: dp_accounting's default, so that its `PLDAccountant` gives the same values.
+#: Grid spacing of privacy losses. It is dp_accounting's default, so that its `PLDAccountant` gives
+#: the same values.
 STEP = 1e-4
 #: Smallest delta: below it, dp_accounting's Fourier transforms do not always round upwards.
 SMALLEST_DELTA = 1e-9
-#: Sampled releases with less noise count as without noise: their epsilon is in the hundreds of thousands.
+#: Sampled releases with a smaller noise multiplier count as without noise: their epsilon is in the
+#: hundreds of thousands.
 SMALLEST_SAMPLED_NOISE = 1e-3
 #: Whether dp_accounting supports Poisson sampling under replace-one: 0.5 and later.
 PRICES_POISSON_REPLACE_ONE = (
@@ -52,33 +58,41 @@ ORDERS = tuple(float(order) for order in _rdp.DEFAULT_RDP_ORDERS)
 _POINTS = 1 << 16
 #: Pairs of the profile from which mu is computed: it is at most 0.3 % larger than with all pairs.
 _PROFILE_POINTS = 65
-Counts: TypeAlias = dict[
-    tuple[float, float], int
-]  # {(sampling rate, noise multiplier): number of releases}
+#: The number of releases by (sampling rate, noise multiplier).
+Counts: TypeAlias = dict[tuple[float, float], int]
 
 
 class Releases:
     """The releases of an event by kind; composition does not depend on their order.
 
+    Attributes:
+      private: False if some release has no noise.
+      full: Releases on all records, whose rate is 1.
+      poisson: Releases on Poisson samples, whose rate is the probability.
+      fixed_size: Releases on fixed-size samples, whose rate is the batch size over the number of
+        records.
+
+    Args:
+      event: The event of all releases.
+
     Raises:
-      UnsupportedPairError: an unsupported type of event.
+      UnsupportedPairError: The type of the event is not supported.
     """
 
     def __init__(self, event: DpEvent) -> None:
-        self.private = True  # False if some release has no noise.
-        self.full: Counts = {}  # Releases on all records; the rate is 1.
-        self.poisson: Counts = {}  # The rate is the probability.
-        self.fixed_size: Counts = {}  # The rate is the batch size over the number of records.
+        self.private = True
+        self.full: Counts = {}
+        self.poisson: Counts = {}
+        self.fixed_size: Counts = {}
         self._add(event, 1)
 
     @property
     def full_multiplier(self) -> float:
-        """The multiplier of the one Gaussian that equals all releases on all records; inf if there are none."""
+        """The multiplier of the Gaussian that equals all releases on all records; inf for none."""
         precision = math.fsum(n / z**2 for (_, z), n in sorted(self.full.items()))
         return 1.0 / math.sqrt(precision) if precision > 0.0 else math.inf
 
     def _add(self, event: DpEvent, times: int) -> None:
-        rate, mechanism, sampled = 1.0, event, self.full
         if times == 0 or isinstance(event, dp_accounting.NoOpDpEvent):
             return
         if isinstance(event, dp_accounting.SelfComposedDpEvent):
@@ -87,14 +101,17 @@ class Releases:
             for part in event.events:
                 self._add(part, times)
             return
+        rate = 1.0
+        mechanism = event
+        sampled = self.full
         if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-            rate, mechanism, sampled = float(event.sampling_probability), event.event, self.poisson
+            rate = float(event.sampling_probability)
+            mechanism = event.event
+            sampled = self.poisson
         elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
-            rate, mechanism, sampled = (
-                event.sample_size / event.source_dataset_size,
-                event.event,
-                self.fixed_size,
-            )
+            rate = event.sample_size / event.source_dataset_size
+            mechanism = event.event
+            sampled = self.fixed_size
         if not isinstance(
             mechanism, dp_accounting.GaussianDpEvent | dp_accounting.NonPrivateDpEvent
         ):
@@ -110,48 +127,111 @@ class Releases:
 
 
 class Accountant(abc.ABC):
-    """Computes the privacy loss of a `DpEvent` under a neighboring relation. Add a subclass to `ACCOUNTANTS` to use its name."""
+    """Computes the privacy loss of a `DpEvent` under a neighboring relation.
+
+    To add an accountant, write a subclass and put an object of it into `ACCOUNTANTS` under its
+    name.
+
+    Attributes:
+      name: The name that plans and reports have.
+      over_replacement: Whether dp_accounting's accountant of this name reads a replace-one Gaussian
+        as N(0, m^2) against N(1, m^2), unlike the events here. An auditor who repeats the
+        accounting needs the event in that form.
+
+    ```python
+    >>> from tfp_dpvi.privacy import FullBatch, NeighboringRelation, PrivacyPlan, get_accountant
+    >>> event = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1).dp_event
+    >>> relation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    >>> round(get_accountant("pld").epsilon(event, 1e-5, relation), 3)
+    0.926
+    >>> round(get_accountant("rdp").epsilon(event, 1e-5, relation), 3)
+    1.013
+
+    ```
+    """
 
     name: ClassVar[str] = ""
-    #: Whether an auditor's tool reads a replace-one Gaussian as N(0, m^2) against N(1, m^2), unlike the events here.
     over_replacement: ClassVar[bool] = False
 
     def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
-        """Returns the spacing of privacy losses in a numerical composition; None without one."""
+        """Returns the spacing of privacy losses in a numerical composition.
+
+        Args:
+          event: The event of all releases.
+          relation: The neighboring relation.
+
+        Returns:
+          The spacing; None if nothing is composed on a grid.
+
+        Raises:
+          UnsupportedPairError: The event is not supported under this neighboring relation.
+        """
         return None
 
     def releases(self, event: DpEvent, relation: NeighboringRelation) -> Releases:
-        """Returns the releases of an event; raises `UnsupportedPairError` if the neighboring relation is not supported for it."""
+        """Returns the releases of an event by kind, if all of them are supported.
+
+        Args:
+          event: The event of all releases.
+          relation: The neighboring relation.
+
+        Raises:
+          UnsupportedPairError: The event is not supported under this neighboring relation.
+        """
         releases = Releases(event)
         if refusal := self.refusal(releases, check.relation(relation) is _REPLACE):
             kind, fix = refusal
             raise UnsupportedPairError(
-                f"accountant={self.name!r} does not support {kind} under {relation.name.lower()}; {fix}."
+                f"accountant={self.name!r} does not support {kind} under "
+                f"{relation.name.lower()}; {fix}."
             )
         return releases
 
     @abc.abstractmethod
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
-        """Returns the unsupported kind of release and the fix; None if all are supported."""
+        """Returns the first kind of release that is not supported.
+
+        Args:
+          releases: The releases of an event.
+          replace: Whether the neighboring relation is replace-one.
+
+        Returns:
+          The name of the kind, and a fix for the user; None if all kinds are supported.
+        """
 
     @abc.abstractmethod
     def epsilon(
         self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
     ) -> float:
-        """Returns an epsilon that holds for `event` at `delta`, or infinity; at half the precision, `coarser` times."""
+        """Returns an epsilon that holds for an event, or infinity.
+
+        Args:
+          event: The event of all releases.
+          delta: Strictly between 0 and 1.
+          relation: The neighboring relation.
+          coarser: How many times the precision may be halved to save time. The result holds for
+            any value.
+
+        Raises:
+          UnsupportedPairError: The event is not supported under this neighboring relation.
+          ValueError: Delta is out of its range.
+        """
 
     def attack_bound(
         self, event: DpEvent, delta: float, relation: NeighboringRelation
     ) -> AttackBound:
-        """Returns what an attacker can learn of a record from releases; see `AttackBound`.
+        """Returns a limit on what releases tell an attacker about one record; see `AttackBound`.
 
-        Of the (epsilon, delta) pairs of an event, this knows one. An accountant that knows more of
-        them overrides `deltas`, which gives smaller numbers.
+        This method knows one of an event's (epsilon, delta) pairs. An accountant that knows more
+        of them overrides `deltas`, which gives smaller numbers.
 
         Args:
-          event: the event of all releases.
-          delta: the smallest delta for which `AttackBound.mu` is to hold.
-          relation: the neighboring relation.
+          event: The event of all releases.
+          delta: The smallest delta for which `AttackBound.mu` is to hold.
+          relation: The neighboring relation.
+
+        Raises:
+          UnsupportedPairError: The event is not supported under this neighboring relation.
         """
         epsilon = self.epsilon(event, delta, relation)
         if math.isinf(epsilon):
@@ -165,52 +245,74 @@ class Accountant(abc.ABC):
     def deltas(
         self, event: DpEvent, epsilons: FloatArray, relation: NeighboringRelation
     ) -> FloatArray | None:
-        """Returns a delta that holds at each of finite, ascending epsilons; None if not known."""
+        """Returns a delta that holds at each epsilon.
+
+        Args:
+          event: The event of all releases.
+          epsilons: Finite numbers in ascending order, float64 of shape [k].
+          relation: The neighboring relation.
+
+        Returns:
+          float64 of shape [k]; None if the accountant does not know them.
+        """
         return None
 
 
 def poisson_replace_refusal() -> tuple[str, str]:
-    """Returns the refusal of Poisson sampling under replace-one: the unsupported kind and the fix."""
+    """Returns the refusal of Poisson samples under replace-one: their name, and the fix."""
     fix = "use accountant='pld'"
     if not PRICES_POISSON_REPLACE_ONE:
-        fix = f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), use full batches, or add_or_remove_one"
+        fix = (
+            f"install dp-accounting >= 0.5 and {fix} (TensorFlow Privacy pins 0.4.3), use full "
+            "batches, or add_or_remove_one"
+        )
     return "Poisson sampling", fix
 
 
 def _shift(releases: Releases, replace: bool) -> float:
-    """Returns distance over standard deviation of all releases on all records together."""
+    """Returns the distance of the means over the standard deviation, for all full batches."""
     return (2.0 if replace else 1.0) / releases.full_multiplier
 
 
-Kinds = tuple[tuple[float, float, int], ...]  # (q, noise multiplier, count), q = 1 for all records
+#: (q, noise multiplier, count) of each kind of release, where q = 1 stands for all records.
+Kinds: TypeAlias = tuple[tuple[float, float, int], ...]
 
 
 class PldAccountant(Accountant):
-    """Privacy loss distributions by dp_accounting, rounded upwards; only full batches have a closed form."""
+    """Privacy loss distributions by dp_accounting, rounded upwards.
+
+    Releases on full batches have a closed form; all others are composed numerically.
+    """
 
     name = "pld"
 
     def grid_spacing(self, event: DpEvent, relation: NeighboringRelation) -> float | None:
-        """Returns the grid spacing of `epsilon`; None if it is infinite or has a closed form."""
+        """See `Accountant`. Returns None if `epsilon` is infinite or has a closed form."""
         releases = self.releases(event, relation)
-        return (
-            grid_step(_kinds(releases), relation) if releases.private and releases.poisson else None
-        )
+        if not releases.private or not releases.poisson:
+            return None
+        return grid_step(_kinds(releases), relation)
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
-        """Refuses fixed-size samples, and with dp_accounting < 0.5 Poisson samples under replace-one."""
+        """See `Accountant`.
+
+        Refuses fixed-size samples, and with dp_accounting before 0.5 Poisson samples under
+        replace-one.
+        """
         if releases.fixed_size:
             return "fixed-size sampling", "use accountant='rdp' and replace_one"
-        return (
-            poisson_replace_refusal()
-            if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE
-            else None
-        )
+        if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE:
+            return poisson_replace_refusal()
+        return None
 
     def epsilon(
         self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
     ) -> float:
-        """Returns the smallest epsilon, rounded upwards; refuses delta below 1e-9 without a closed form."""
+        """See `Accountant`. The smallest epsilon, rounded upwards.
+
+        Raises:
+          ValueError: Delta is below 1e-9 and the event has no closed form.
+        """
         delta = check.delta(delta)
         releases = self.releases(event, relation)
         if not releases.private:
@@ -219,8 +321,9 @@ class PldAccountant(Accountant):
             return gaussian_epsilon(delta, _shift(releases, relation is _REPLACE))
         if delta < SMALLEST_DELTA:
             raise ValueError(
-                f"delta={delta!r} is below {SMALLEST_DELTA:g}, the resolution of numerical composition; pass a larger delta, "
-                "use accountant='rdp' (add_or_remove_one), or full batches."
+                f"delta={delta!r} is below {SMALLEST_DELTA:g}, the resolution of numerical "
+                "composition; pass a larger delta, use accountant='rdp' (add_or_remove_one), or "
+                "full batches."
             )
         kinds = _kinds(releases)
         return _epsilon(kinds, relation, grid_step(kinds, relation, _POINTS >> coarser), delta)
@@ -228,7 +331,7 @@ class PldAccountant(Accountant):
     def attack_bound(
         self, event: DpEvent, delta: float, relation: NeighboringRelation
     ) -> AttackBound:
-        """Returns the bound of `Accountant`; exact if all releases are on all records."""
+        """See `Accountant`. The bound is exact if all releases are on all records."""
         releases = self.releases(event, relation)
         if releases.private and not releases.poisson:
             check.delta(delta)
@@ -238,11 +341,11 @@ class PldAccountant(Accountant):
     def deltas(
         self, event: DpEvent, epsilons: FloatArray, relation: NeighboringRelation
     ) -> FloatArray:
-        """Returns the deltas of the composition from which `epsilon` comes, which is cached."""
+        """See `Accountant`. The deltas are of the cached composition that `epsilon` comes from."""
         kinds = _kinds(self.releases(event, relation))
         composition = _composition(kinds, relation, grid_step(kinds, relation))
         with np.errstate(divide="ignore", over="ignore"):
-            # One by one: for all at once dp_accounting goes through its losses in a Python loop.
+            # For several epsilons at once dp_accounting goes through its losses in a Python loop.
             deltas = [composition.get_delta_for_epsilon(epsilon) for epsilon in epsilons.tolist()]
         return np.asarray(deltas)
 
@@ -253,39 +356,45 @@ def _kinds(releases: Releases) -> Kinds:
 
 
 def grid_step(kinds: Kinds, relation: NeighboringRelation, points: int = _POINTS) -> float:
-    """Returns the grid spacing: `STEP`, doubled while a release needs more than `points`, or all together 16 times as many.
+    """Returns the grid spacing of privacy losses.
 
-    Grids nest, so a coarser one gives an upper bound. If the losses of all kinds of samples have a standard deviation below
-    8e-4, as in fits of 1e6 steps, `STEP` would overstate epsilon by 1 to 100 %: it is halved down to an eighth of that, while a
-    quarter of the points is enough, which overstates epsilon by 0.04 to 0.2 %. More releases, or kinds of them, never make the
-    grid finer, so that epsilon does not decrease.
+    It is `STEP`, doubled while one release needs more than `points`, or all together more than 16
+    times as many. Grids nest, so that a coarser one gives an upper bound.
+
+    If the losses of all kinds of samples have a standard deviation below 8e-4, as in fits of 1e6
+    steps, `STEP` would overstate epsilon by 1 to 100 %. It is then halved down to an eighth of the
+    deviation, while a quarter of the points is enough, which overstates epsilon by 0.04 to 0.2 %.
+    More releases, or kinds of them, never make the grid finer, so that epsilon does not decrease.
+
+    Args:
+      kinds: The releases.
+      relation: The neighboring relation.
+      points: The number of points of a grid for one release.
     """
     replace = relation is _REPLACE
     widest = mean = deviation = 0.0
     for q, z, n in kinds:
         widest = max(widest, _widest(q, z, replace))
-        # The mean of a loss is at most q times that of all records, and at most the chi-squared divergence.
-        single = (
-            min(0.5 * q / z**2, q**2 * math.expm1(min(z**-2, 700.0))) if q < 1.0 else 0.5 / z**2
-        )
+        # The mean of a loss is at most q times that of all records, and at most the chi-squared
+        # divergence.
+        single = 0.5 * q / z**2
+        if q < 1.0:
+            single = min(single, q**2 * math.expm1(min(z**-2, 700.0)))
         mean += n * single * (4.0 if replace else 1.0)
         if q < 1.0:
             deviation = max(deviation, math.sqrt(2.0 * single) * (2.0 if replace else 1.0))
     width = widest + 2.0 * mean + 20.0 * math.sqrt(2.0 * mean)
     need = max(widest, width / 16.0) / (STEP * points)
     finest = max(-5, math.floor(math.log2(deviation / (8.0 * STEP)))) if deviation else 0
-    return float(
-        STEP
-        * 2.0
-        ** max(min(0, max(finest, math.ceil(math.log2(4.0 * need)))), math.ceil(math.log2(need)))
-    )
+    halvings = min(0, max(finest, math.ceil(math.log2(4.0 * need))))
+    return float(STEP * 2.0 ** max(halvings, math.ceil(math.log2(need))))
 
 
-@functools.lru_cache(maxsize=4096)  # Ledger, curve and report need the same values.
+# The ledger, the curve and the report need the same values.
+@functools.lru_cache(maxsize=4096)
 def _epsilon(kinds: Kinds, relation: NeighboringRelation, step: float, delta: float) -> float:
-    with np.errstate(
-        divide="ignore", over="ignore"
-    ):  # For losses above 700, e^-loss underflows in dp_accounting.
+    # For losses above 700, e^-loss underflows in dp_accounting.
+    with np.errstate(divide="ignore", over="ignore"):
         return float(_composition(kinds, relation, step).get_epsilon_for_delta(delta))
 
 
@@ -294,7 +403,8 @@ def _composition(
     kinds: Kinds, relation: NeighboringRelation, step: float
 ) -> "_pld.PrivacyLossDistribution":
     if len(kinds) > 1:
-        # Splits at powers of two: a further kind, as in a calibration, reuses the others' cached composition.
+        # The kinds are split at powers of two, so that a further kind, as in a calibration, reuses
+        # the cached composition of the others.
         half = 1 << ((len(kinds) - 1).bit_length() - 1)
         first, second = (
             _composition(part, relation, step) for part in (kinds[:half], kinds[half:])
@@ -304,21 +414,19 @@ def _composition(
     single = _single(q, z, relation, step)
     if n <= 100_000 or _widest(q, z, relation is _REPLACE) > 2000.0 * step:
         return single.self_compose(n)
-    # dp_accounting computes up to 1000 to the power n as an integer, which takes seconds for n above 1e5.
+    # dp_accounting computes integers of up to 1000^n, which takes seconds for n above 1e5.
     most = single.self_compose(10, 0.0).self_compose(n // 10)
     return most.compose(single.self_compose(n % 10)) if n % 10 else most
 
 
 def _widest(q: float, z: float, replace: bool) -> float:
     """Returns the approximate range of one release's losses."""
-    reach = (
-        10.2 / z + 0.5 / z**2
-    )  # log of N(1/z) over N(0) at dp_accounting's cutoff, with tail mass e^-50.
-    top = (
-        np.logaddexp(math.log1p(-q), math.log(q) + reach)
-        if q < 1.0
-        else reach * (2.0 if replace else 1.0)
-    )
+    # The log ratio of N(1/z) and N(0) at dp_accounting's cutoff, whose tail has the mass e^-50.
+    reach = 10.2 / z + 0.5 / z**2
+    if q < 1.0:
+        top = np.logaddexp(math.log1p(-q), math.log(q) + reach)
+    else:
+        top = reach * (2.0 if replace else 1.0)
     return float(top) * (2.0 if replace or q == 1.0 else 1.0)
 
 
@@ -331,12 +439,17 @@ def _single(
 
 
 def _losses(q: float, z: float, kind: "_Adjacency", step: float) -> "_pld_pmf.PLDPmf":
-    """Returns dp_accounting's `from_gaussian_mechanism` (connect the dots), whose own loop takes 20 times as long."""
+    """Returns the losses that dp_accounting's `from_gaussian_mechanism` (connect the dots) has.
+
+    Its own loop takes 20 times as long.
+    """
     loss = _mechanism.GaussianPrivacyLoss(z, sampling_prob=q, adjacency_type=kind)
     ends = loss.connect_dots_bounds()
-    low, high = math.floor(ends.epsilon_lower / step), math.ceil(ends.epsilon_upper / step)
+    low = math.floor(ends.epsilon_lower / step)
+    high = math.ceil(ends.epsilon_upper / step)
     epsilons = np.arange(low, high + 1) * step
-    with np.errstate(divide="ignore"):  # Losses that sampling cannot reach have an infinite cutoff.
+    # Losses that sampling cannot reach have an infinite cutoff.
+    with np.errstate(divide="ignore"):
         x = _cutoffs(q, z, kind, epsilons)
         deltas = loss.mu_upper_cdf(x) - np.exp(epsilons + loss.mu_lower_log_cdf(x))
     return _pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
@@ -345,24 +458,23 @@ def _losses(q: float, z: float, kind: "_Adjacency", step: float) -> "_pld_pmf.PL
 
 
 def _cutoffs(q: float, z: float, kind: "_Adjacency", epsilons: FloatArray) -> FloatArray:
-    """Returns the outcomes below which privacy losses exceed `epsilons`: dp_accounting's `inverse_privacy_loss`."""
+    """Returns the outcomes below which privacy losses exceed `epsilons`.
+
+    It is dp_accounting's `inverse_privacy_loss` for an array.
+    """
     if kind in (_Adjacency.REMOVE, _Adjacency.ADD):
         sign = 1.0 if kind is _Adjacency.REMOVE else -1.0
         e = sign * epsilons
-        whole = (
-            e - math.log(q) + np.log(np.maximum(0.0, -np.expm1(np.log1p(-q) - e)))
-        )  # log(1 + (exp(e) - 1) / q)
+        # The loss on all records, log(1 + (exp(e) - 1) / q).
+        whole = e - math.log(q) + np.log(np.maximum(0.0, -np.expm1(np.log1p(-q) - e)))
         cutoffs: FloatArray = -sign * (0.5 + z**2 * whole)
         return cutoffs
-    half = 0.5 * np.abs(
-        epsilons
-    )  # x = z^2 (arcsinh(-sinh(e / 2) (1 / q - 1) exp(1 / (2 z^2))) - e / 2)
+    # x = z^2 (arcsinh(-sinh(e / 2) (1 / q - 1) exp(1 / (2 z^2))) - e / 2), where arcsinh(y) is
+    # log(y + sqrt(y^2 + 1)).
+    half = 0.5 * np.abs(epsilons)
     log_y = half + np.log(-0.5 * np.expm1(-2.0 * half)) + np.log1p(-q) - math.log(q) + 0.5 / z**2
-    cutoffs = (
-        -np.sign(epsilons)
-        * z**2
-        * (np.logaddexp(log_y, 0.5 * np.logaddexp(2.0 * log_y, 0.0)) + half)
-    )
+    arcsinh = np.logaddexp(log_y, 0.5 * np.logaddexp(2.0 * log_y, 0.0))
+    cutoffs = -np.sign(epsilons) * z**2 * (arcsinh + half)
     return cutoffs
 
 
@@ -373,16 +485,20 @@ class RdpAccountant(Accountant):
     over_replacement = True
 
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
-        """Refuses fixed-size samples under add-or-remove-one and Poisson samples under replace-one."""
+        """See `Accountant`.
+
+        Refuses fixed-size samples under add-or-remove-one and Poisson samples under replace-one.
+        """
         if releases.fixed_size and not replace:
             return "fixed-size sampling", "use replace_one"
-        # Rounding dominates the divergences of that pair at small rates: epsilon 0 although the true delta is 3e-4.
+        # For Poisson samples under replace-one rounding dominates the divergences at small rates:
+        # epsilon would be 0 although the true delta is 3e-4.
         return poisson_replace_refusal() if releases.poisson and replace else None
 
     def epsilon(
         self, event: DpEvent, delta: float, relation: NeighboringRelation, *, coarser: int = 0
     ) -> float:
-        """Returns epsilon at the best order."""
+        """See `Accountant`. The smallest epsilon of all orders."""
         del coarser
         delta = check.delta(delta)
         return float(_rdp.compute_epsilon(ORDERS, self.divergences(event, relation), delta)[0])
@@ -390,13 +506,25 @@ class RdpAccountant(Accountant):
     def deltas(
         self, event: DpEvent, epsilons: FloatArray, relation: NeighboringRelation
     ) -> FloatArray:
-        """Returns the delta of the best order at each epsilon, as dp_accounting does."""
+        """See `Accountant`. The smallest delta of all orders, as in dp_accounting."""
         return renyi_deltas(ORDERS, self.divergences(event, relation), epsilons)
 
     def divergences(
         self, event: DpEvent, relation: NeighboringRelation, orders: tuple[float, ...] = ORDERS
     ) -> FloatArray:
-        """Returns the Renyi divergence of an event at each order, shape [len(orders)], rounded up."""
+        """Returns the Renyi divergences of an event, rounded up.
+
+        Args:
+          event: The event of all releases.
+          relation: The neighboring relation.
+          orders: Orders above 1.
+
+        Returns:
+          float64 of shape [len(orders)]; infinity without noise.
+
+        Raises:
+          UnsupportedPairError: The event is not supported under this neighboring relation.
+        """
         releases = self.releases(event, relation)
         if not releases.private:
             return np.full(len(orders), np.inf)
@@ -412,15 +540,18 @@ class RdpAccountant(Accountant):
 def renyi_deltas(
     orders: Sequence[float], divergences: ArrayLike, epsilons: ArrayLike
 ) -> FloatArray:
-    """Returns the smallest delta from Renyi divergences at each epsilon, shape [len(epsilons)].
+    """Returns the smallest delta that Renyi divergences give at each epsilon.
 
-    By proposition 12 of Canonne, Kamath and Steinke 2020 (arXiv:2004.00010), and at small epsilon
-    by delta <= sqrt(1 - exp(-divergence)) (Bretagnolle and Huber), as dp_accounting does.
+    It uses proposition 12 of Canonne, Kamath and Steinke 2020 (arXiv:2004.00010), and at small
+    epsilon delta <= sqrt(1 - exp(-divergence)) (Bretagnolle and Huber), as dp_accounting does.
 
     Args:
-      orders: orders above 1.
-      divergences: the divergence at each order.
-      epsilons: numbers >= 0.
+      orders: Orders above 1.
+      divergences: The divergence at each order.
+      epsilons: Numbers of at least 0.
+
+    Returns:
+      float64 of shape [len(epsilons)].
     """
     order = np.asarray(orders)
     divergence = np.asarray(divergences)
@@ -435,29 +566,31 @@ def renyi_deltas(
 
 @functools.lru_cache(maxsize=256)
 def _poisson_rdp(q: float, z: float, orders: tuple[float, ...] = ORDERS) -> FloatArray:
-    """Returns dp_accounting's divergences, rounded up by their rounding error; inf if that error dominates."""
+    """Returns dp_accounting's divergences, rounded up; inf where their rounding error dominates."""
     event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(z))
-    found = np.empty(len(orders))
+    divergences = np.empty(len(orders))
     for i, order in enumerate(orders):
         accountant = _rdp.RdpAccountant([order])
         try:
             accountant.compose(event)
-            found[i] = accountant._rdp[0]
-        except ValueError:  # 0.4.3 takes logarithms of negative differences.
-            found[i] = math.inf
-    # 1e-15 of the log moment, which is divided by order - 1.
+            divergences[i] = accountant._rdp[0]
+        except ValueError:
+            # dp_accounting 0.4.3 takes logarithms of negative differences.
+            divergences[i] = math.inf
+    # The rounding error is 1e-15 of the log moment, which is divided by order - 1.
     slack = 1e-15 * np.asarray(orders) / (np.asarray(orders) - 1.0)
-    return np.where(found >= -slack, np.maximum(found, 0.0) + slack, math.inf)
+    return np.where(divergences >= -slack, np.maximum(divergences, 0.0) + slack, math.inf)
 
 
 _fixed_size_rdp = functools.lru_cache(maxsize=256)(fixed_size_rdp)
 
 
+#: The accountants by name.
 ACCOUNTANTS: dict[str, Accountant] = {a.name: a for a in (PldAccountant(), RdpAccountant())}
 
 
 def get_accountant(name: str) -> Accountant:
-    """Returns an accountant by name; raises `ValueError` for an unknown one."""
+    """Returns an accountant of `ACCOUNTANTS` by name; raises `ValueError` for an unknown name."""
     if name not in ACCOUNTANTS:
         raise ValueError(
             f"accountant={check.shown(name)} is unknown; choose one of {sorted(ACCOUNTANTS)}."

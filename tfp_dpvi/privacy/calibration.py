@@ -1,4 +1,4 @@
-"""Searches for the smallest noise multiplier and the largest number of releases within a target epsilon."""
+"""Searches for the smallest noise multiplier, or the most releases, within a target epsilon."""
 
 import bisect
 import math
@@ -7,11 +7,12 @@ from collections.abc import Callable
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 
 _TOLERANCE = 0.002
-_SLOPE = -1.6  # Typical, of log(epsilon - spent) over log(noise multiplier).
-_SECANTS = (
-    12  # Typical settings take 3 to 11 evaluations; then bisection, since epsilon has plateaus.
-)
-_LOW, _HIGH = math.log(1e-2), math.log(1e7)  # of the noise multiplier
+# A typical slope of log(epsilon - spent) over log(noise multiplier).
+_SLOPE = -1.6
+# Typical settings take 3 to 11 evaluations. Later ones bisect, since epsilon has plateaus.
+_SECANTS = 12
+# The range of log(noise multiplier).
+_LOW, _HIGH = math.log(1e-2), math.log(1e7)
 
 
 def smallest_noise_multiplier(
@@ -19,24 +20,32 @@ def smallest_noise_multiplier(
 ) -> float:
     """Returns z with `epsilon_of(z) <= target` that uses at least 99.8 % of the remaining target.
 
-    Uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and then bisection: `epsilon_of`
-    does not increase except for jumps where the grid changes. Starts at `guess`. Of the `target`, `spent` is spent before.
-    Evaluates `epsilon_of` at the result, which is within 0.02 % of a noise multiplier that exceeds the target if a jump leaves
-    more of it.
+    It uses the secant method on logarithms, whose relation is nearly linear, within a bracket, and
+    then bisection: `epsilon_of` does not increase except for jumps where the grid changes. If a
+    jump leaves more of the target, the result is within 0.02 % of a noise multiplier that exceeds
+    the target. `epsilon_of` was evaluated at the result.
+
+    Args:
+      epsilon_of: Returns the total epsilon at a noise multiplier.
+      target: The epsilon that the total must not exceed.
+      spent: The part of the target that earlier releases have spent.
+      guess: The noise multiplier to begin with.
 
     Raises:
-      BudgetExhaustedError: if no noise multiplier up to 1e7 meets the target.
+      BudgetExhaustedError: No noise multiplier up to 1e7 meets the target.
     """
     left = target - spent
-    low, high = -math.inf, math.inf  # exceeds the target / meets it
+    # At `low` the total exceeds the target, at `high` it meets it.
+    low, high = -math.inf, math.inf
     x = before = min(max(math.log(guess), _LOW), _HIGH)
-    last, slope, turn = math.nan, _SLOPE, 0
+    last = math.nan
+    slope = _SLOPE
+    turn = 0
     while high - low > 0.1 * _TOLERANCE:
         turn += 1
         share = (epsilon_of(math.exp(x)) - spent) / left
-        value = (
-            math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left
-        )  # Rounding must not let an excess pass.
+        # Rounding must not let an excess pass.
+        value = math.log(min(max(share, 1e-9), 1e9)) + 1e-15 * target / left
         if x != before:
             slope = min(max((value - last) / (x - before), -20.0), -1.0)
         before, last = x, value
@@ -49,7 +58,8 @@ def smallest_noise_multiplier(
             if x == _HIGH:
                 rest = f" ({left:.6g} of it is left)" if spent > 0.0 else ""
                 raise BudgetExhaustedError(
-                    f"no noise multiplier up to 1e7 meets epsilon={target:.6g}{rest}; allow a larger epsilon or fewer releases."
+                    f"no noise multiplier up to 1e7 meets epsilon={target:.6g}{rest}; allow a "
+                    "larger epsilon or fewer releases."
                 )
         x = min(max(x - min(max((value + 0.4 * _TOLERANCE) / slope, -1.5), 1.5), _LOW), _HIGH)
         if turn >= _SECANTS:
@@ -66,9 +76,17 @@ def guess_noise_multiplier(
 
     T releases at sampling rate q behave like one Gaussian release with
     mu = q sqrt(T (e^{1/z^2} - 1)) (Bu, Dong, Long and Su 2020, arXiv:1911.11607).
+
+    Args:
+      left: The epsilon that is left to spend, above 0.
+      delta: Strictly between 0 and 1.
+      q: The sampling rate, in (0, 1].
+      num_releases: T, at least 1.
+      replace: Whether the neighboring relation is replace-one.
     """
     tail = math.sqrt(2.0 * math.log(1.0 / delta))
-    mu = max(math.sqrt(tail**2 + 2.0 * left) - tail, 1e-9) * 1.15  # epsilon = mu tail + mu^2 / 2
+    # This solves epsilon = mu tail + mu^2 / 2.
+    mu = max(math.sqrt(tail**2 + 2.0 * left) - tail, 1e-9) * 1.15
     mu /= 2.0 if replace else 1.0
     if q >= 1.0:
         return math.sqrt(num_releases) / mu
@@ -76,7 +94,13 @@ def guess_noise_multiplier(
 
 
 def largest_count(epsilon_of: Callable[[int], float], target: float, limit: int) -> int:
-    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`, for a non-decreasing `epsilon_of`."""
+    """Returns the largest n in [0, limit] with `epsilon_of(n) <= target`.
+
+    Args:
+      epsilon_of: Returns the total epsilon of n releases; does not decrease.
+      target: The epsilon that the total must not exceed.
+      limit: The largest number to consider.
+    """
     if limit > 0 and epsilon_of(limit) <= target:
         return limit
     return bisect.bisect_left(

@@ -1,4 +1,7 @@
-"""Tables and transactions of the ledger, by SQLAlchemy: SQLite in a file or in memory, or a server by URL."""
+"""Tables and transactions of the ledger, by SQLAlchemy.
+
+A database is SQLite, in a file or in memory, or a PostgreSQL server by its URL.
+"""
 
 import contextlib
 import dataclasses
@@ -32,7 +35,8 @@ Value: TypeAlias = str | int | float | bool | None
 METADATA = sa.MetaData()
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
-#: One row with the ledger's identity. `version` grows with every change, so that no writer uses outdated values.
+#: One row with the ledger's identity. `version` grows with every change, so that no writer uses
+#: outdated values. `digest` is that of `Contents`, which reveals damage of any of its values.
 LEDGER = sa.Table(
     "ledger",
     METADATA,
@@ -41,7 +45,7 @@ LEDGER = sa.Table(
     sa.Column("dataset_id", sa.Text),
     sa.Column("version", sa.BigInteger, nullable=False),
     sa.Column("continued", sa.Boolean, nullable=False),
-    sa.Column("digest", sa.Text),  # Of `Contents`, which reveals damage of any of its values.
+    sa.Column("digest", sa.Text),
 )
 #: Each distinct plan of one release, in the format of `PrivacyPlan.to_json`.
 PLANS = sa.Table(
@@ -50,7 +54,8 @@ PLANS = sa.Table(
     sa.Column("id", _KEY, primary_key=True),
     sa.Column("plan", sa.Text, unique=True),
 )
-#: Releases charged, by plan, fit (where the sampling scheme cannot merge fits) and whether the noise was seeded.
+#: Releases charged, by plan, by fit where the sampling scheme cannot merge fits, and by whether the
+#: noise was seeded.
 CHARGES = sa.Table(
     "charges",
     METADATA,
@@ -64,7 +69,8 @@ CHARGES = sa.Table(
     sa.UniqueConstraint("plan", "run", "seeded", "writer"),
     sa.CheckConstraint("steps >= 0"),
 )
-#: Each reservation: its steps, and those that ran (NULL until it is confirmed: all of them count).
+#: Each reservation with its steps, and with those that ran, NULL until it is confirmed. Until then
+#: all steps count.
 RESERVATIONS = sa.Table(
     "reservations",
     METADATA,
@@ -77,7 +83,8 @@ RESERVATIONS = sa.Table(
     sa.CheckConstraint("steps >= 0"),
     sa.CheckConstraint("steps_run BETWEEN 0 AND steps"),
 )
-#: Budgets in the order in which they were set; the last one holds. One with a Renyi order is a Renyi filter.
+#: Budgets in the order in which they were set; the last one holds. A budget with a Renyi order is a
+#: Renyi filter.
 BUDGETS = sa.Table(
     "budgets",
     METADATA,
@@ -116,17 +123,30 @@ _OF_BUDGET = ("epsilon", "delta", "renyi_order")
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """The values that count, at one version."""
+    """The values of a ledger that count, at one version.
+
+    Attributes:
+      identity: The row of `LEDGER`.
+      charges: The rows of `ALL_CHARGES`.
+      budget: The last row of `BUDGETS`; None without one.
+      exposures: The sentences of `EXPOSURES`.
+      unconfirmed: The number of steps of the reservations that are not confirmed.
+    """
 
     identity: sa.RowMapping
     charges: Sequence[sa.RowMapping]
     budget: sa.RowMapping | None
     exposures: tuple[str, ...]
-    unconfirmed: int  # Steps.
+    unconfirmed: int
 
     @classmethod
     def read(cls, connection: sa.Connection, identity: sa.RowMapping) -> "Contents":
-        """Reads all tables but `ledger`, whose row is an argument."""
+        """Reads all tables but `ledger`.
+
+        Args:
+          connection: A connection in a transaction.
+          identity: The row of `ledger`.
+        """
         return cls(
             identity=identity,
             charges=connection.execute(ALL_CHARGES).mappings().all(),
@@ -155,7 +175,8 @@ class Contents:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-# A process must not fork during a SQLite transaction: the child would consider the parent's locks its own.
+# A process must not fork during a SQLite transaction: the child would take the parent's locks for
+# its own.
 _ONE_AT_A_TIME = threading.RLock()
 os.register_at_fork(
     before=_ONE_AT_A_TIME.acquire,
@@ -165,7 +186,7 @@ os.register_at_fork(
 
 
 class ChangedByOthersError(LedgerError):
-    """Raised for contents that other programs changed, which this library's own writes never lead to."""
+    """Raised for contents that another program changed; this library never writes such contents."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
@@ -175,10 +196,19 @@ class ChangedByOthersError(LedgerError):
 
 
 class Database:
-    """A ledger's SQLite file, tables in memory (`where` is None), or PostgreSQL server (a URL); created if missing.
+    """A ledger's SQLite file, tables in memory, or PostgreSQL server; created if missing.
 
-    Formal guarantee: when `write` ends without an error, its changes are on the disk, and there were no others since it
-    started. Errors of the database are raised as `LedgerError`s.
+    Errors of the database are raised as `LedgerError`.
+
+    Args:
+      where: A file's path, a server's URL, or None for memory.
+      dataset_id: The name of the data set that a new ledger is bound to.
+      read_only: Whether to refuse to write. A missing database is then an error.
+
+    #### Formal guarantee
+
+    When `write` ends without an error, its changes are on the disk, and there were no others since
+    it started.
     """
 
     def __init__(
@@ -188,7 +218,9 @@ class Database:
         dataset_id: str | None = None,
         read_only: bool = False,
     ) -> None:
-        self.read_only, self.closed, self._pid = read_only, False, os.getpid()
+        self.read_only = read_only
+        self.closed = False
+        self._pid = os.getpid()
         self.url = _url(where) if where is not None and "://" in str(where) else None
         self.path = None if where is None or self.url is not None else _path(where)
         self.shown = "the ledger in memory" if where is None else str(self.path or self.url)
@@ -200,9 +232,8 @@ class Database:
                 self._engine = sa.create_engine(
                     "sqlite://", creator=connect, poolclass=pool.NullPool
                 )
-            elif (
-                self.url is not None
-            ):  # Each transaction opens a connection, which no forked child inherits.
+            elif self.url is not None:
+                # Each transaction opens a connection of its own, which no forked child inherits.
                 self._engine = sa.create_engine(self.url, poolclass=pool.NullPool)
             else:
                 arguments = {"check_same_thread": False, "isolation_level": None}
@@ -217,21 +248,21 @@ class Database:
             self._prepare(dataset_id)
 
     def _prepare(self, dataset_id: str | None) -> None:
-        """Creates the tables in memory or on a server, and updates those of a file to this format."""
+        """Creates the tables in memory or on a server; updates those of a file to this format."""
         if self.path is not None:
             with self.read() as connection:
                 if not _is_older(connection):
                     return
         with self.write() as connection:
             if self.url is not None:
-                connection.execute(
-                    sa.text("SELECT pg_advisory_xact_lock(7310579)")
-                )  # One creates, the others wait.
+                # One process creates the tables, the others wait for it.
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(7310579)"))
                 dataset_id = dataset_id or uuid.uuid4().hex
             tables = sa.inspect(connection).get_table_names()
             if self.path is None and METADATA.tables.keys().isdisjoint(tables):
                 _create(connection, dataset_id)
-            elif _is_older(connection):  # Unless another process updated it meanwhile.
+            elif _is_older(connection):
+                # It is asked again, since another process may have updated it meanwhile.
                 self.check(connection)
                 _update(connection)
 
@@ -259,7 +290,8 @@ class Database:
             )
         if self._pid != os.getpid() and self.in_memory:
             raise LedgerError(
-                "this ledger in memory was created before a fork: both processes would spend its budget. Use PrivacyLedger(path)."
+                "this ledger in memory was created before a fork: both processes would spend its "
+                "budget. Use PrivacyLedger(path)."
             )
 
     @contextlib.contextmanager
@@ -287,25 +319,24 @@ class Database:
             ) from error
 
     def check(self, connection: sa.Connection) -> None:
-        """Raises `LedgerError` if a file is damaged, or charges and reservations contradict each other.
+        """Raises `LedgerError` if a file is damaged, or charges and reservations are at odds.
 
-        Older tables of this format lack the constraints on steps, so these are checked here as well.
+        Some tables of this format lack the constraints on steps, so that these are checked here as
+        well.
         """
-        found = (
-            "ok"
-            if self.path is None
-            else connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
-        )
-        if (
-            self.path is not None
-            and connection.exec_driver_sql("PRAGMA foreign_key_check").first() is not None
-        ):
-            found = "some of its rows are missing"
-        elif found == "ok" and connection.execute(_IMPOSSIBLE).first() is not None:
-            found = "its charges are not the sums of its reservations, or steps are impossible"
-        if found != "ok":
+        damage = "ok"
+        missing = None
+        if self.path is not None:
+            damage = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one()
+            missing = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+        if missing is not None:
+            damage = "some of its rows are missing"
+        elif damage == "ok" and connection.execute(_IMPOSSIBLE).first() is not None:
+            damage = "its charges are not the sums of its reservations, or steps are impossible"
+        if damage != "ok":
             raise LedgerError(
-                f"{self.shown!r} is damaged ({' '.join(found.split())}).\nIt was not changed; restore the newest copy."
+                f"{self.shown!r} is damaged ({' '.join(damage.split())}).\n"
+                "It was not changed; restore the newest copy."
             )
 
 
@@ -315,34 +346,61 @@ def find_or_add(
     defaults: Mapping[str, Value] | None = None,
     **key: Value,
 ) -> int:
-    """Returns the id of the row with this key, created with `defaults` if missing."""
+    """Returns the id of the row with a key, and adds that row if it is missing.
+
+    Args:
+      connection: A connection in a write transaction.
+      table: A table with a column `id`.
+      defaults: Values of the other columns for a new row.
+      **key: Values of the columns that identify the row.
+    """
     match = sa.and_(*(table.c[name] == value for name, value in key.items()))
-    found = connection.execute(sa.select(table.c.id).where(match)).scalar()
-    return int(found or add(connection, sa.insert(table), {**key, **(defaults or {})}))
+    row = connection.execute(sa.select(table.c.id).where(match)).scalar()
+    return int(row or add(connection, sa.insert(table), {**key, **(defaults or {})}))
 
 
 def add(connection: sa.Connection, insert: sa.Insert, row: Mapping[str, Value]) -> int:
-    """Inserts a row; returns its id."""
+    """Inserts a row and returns its id.
+
+    Args:
+      connection: A connection in a write transaction.
+      insert: The statement.
+      row: The values of the columns.
+
+    Raises:
+      ChangedByOthersError: The database added no row.
+    """
     key = connection.execute(insert, row).inserted_primary_key
     if key is None:
         raise ChangedByOthersError("a row could not be added")
     return int(key[0])
 
 
-def change_one(
+def update_row(
     connection: sa.Connection, update: sa.Executable, values: Mapping[str, Value]
 ) -> None:
-    """Updates exactly one row; raises `LedgerError`, which rolls the transaction back, otherwise."""
+    """Updates exactly one row.
+
+    Args:
+      connection: A connection in a write transaction.
+      update: The statement.
+      values: The values of its parameters.
+
+    Raises:
+      ChangedByOthersError: Another number of rows was updated. This rolls the transaction back.
+    """
     changed = connection.execute(update, values).rowcount
     if changed != 1:
         raise ChangedByOthersError(f"an update found {changed} rows instead of one")
 
 
-# Charges and reservations hold the same steps twice, which reveals a change of either by disk errors or by hand.
+# Charges and reservations hold the same steps twice, which reveals a change of either by disk
+# errors or by hand.
 _IMPOSSIBLE = sa.text(
     "SELECT charges.id FROM charges LEFT JOIN reservations ON reservations.charge = charges.id "
     "GROUP BY charges.id, charges.steps "
-    "HAVING charges.steps <> COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) "
+    "HAVING charges.steps <> "
+    "COALESCE(SUM(COALESCE(reservations.steps_run, reservations.steps)), 0) "
     "OR charges.steps < 0 OR MIN(reservations.steps) < 0 OR MIN(reservations.steps_run) < 0 "
     "OR MAX(reservations.steps_run - reservations.steps) > 0 "
     "OR charges.steps <> CAST(charges.steps AS BIGINT) LIMIT 1"
@@ -371,20 +429,22 @@ def _update(connection: sa.Connection) -> None:
     if connection.execute(sa.select(LEDGER.c.format)).scalar() == 2:
         connection.execute(sa.text("ALTER TABLE budgets ADD COLUMN renyi_order DOUBLE PRECISION"))
     connection.execute(sa.text("ALTER TABLE ledger ADD COLUMN digest TEXT"))
-    change_one(connection, sa.update(LEDGER), {"format": FORMAT})
+    update_row(connection, sa.update(LEDGER), {"format": FORMAT})
     _write_digest(connection)
 
 
 def _write_digest(connection: sa.Connection) -> None:
     identity = connection.execute(IDENTITY).mappings().one()
     digest = Contents.read(connection, identity).digest
-    change_one(connection, sa.update(LEDGER), {"digest": digest})
+    update_row(connection, sa.update(LEDGER), {"digest": digest})
 
 
 def _connect(path: pathlib.Path) -> sqlite3.Connection:
-    url = f"file:{quote(os.fsencode(path))}?mode=rw"  # Creates no file, and opens write-protected ones for reading.
+    # This mode creates no file, and opens a write-protected file for reading.
+    url = f"file:{quote(os.fsencode(path))}?mode=rw"
     connection = sqlite3.connect(url, uri=True, timeout=60.0, isolation_level=None)
-    connection.execute("PRAGMA synchronous=EXTRA")  # Also syncs the folder when a transaction ends.
+    # This value also syncs the folder when a transaction ends.
+    connection.execute("PRAGMA synchronous=EXTRA")
     return connection
 
 
@@ -404,7 +464,8 @@ def _url(where: str | os.PathLike[str]) -> sa.URL:
         url = sa.make_url(str(where))
         if url.get_backend_name() != "postgresql":
             raise ValueError
-    except (sa.exc.ArgumentError, ValueError):  # Not shown: it may hold a password.
+    except (sa.exc.ArgumentError, ValueError):
+        # The URL is not shown: it may hold a password.
         scheme = str(where).split("://")[0]
         raise LedgerError(
             f"path='{scheme}://...': pass 'postgresql+psycopg://host/name', or a file's path."
@@ -427,19 +488,23 @@ def _path(where: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def _make_file(path: pathlib.Path, dataset_id: str) -> None:
-    """Creates a file atomically, readable only by its owner: a killed or concurrent process leaves none or a complete one."""
+    """Creates a file atomically, readable only by its owner.
+
+    A process that is killed, or runs at the same time, leaves no file or a complete one.
+    """
     try:
-        descriptor, made = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
+        descriptor, draft = tempfile.mkstemp(prefix=".ledger-", dir=path.parent)
         os.close(descriptor)
         try:
             engine = sa.create_engine(
-                "sqlite://", creator=lambda: sqlite3.connect(made), poolclass=pool.NullPool
+                "sqlite://", creator=lambda: sqlite3.connect(draft), poolclass=pool.NullPool
             )
             with engine.begin() as connection:
                 _create(connection, dataset_id)
-            with contextlib.suppress(FileExistsError):  # Another process was faster.
-                os.link(made, path)
+            # The file exists if another process was faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, path)
         finally:
-            os.unlink(made)
+            os.unlink(draft)
     except OSError as error:
         raise LedgerError(f"path={str(path)!a} cannot be created: {error.strerror}.") from error

@@ -1,4 +1,4 @@
-"""`PrivacyLedger`: a record of all releases on one data set, charged before the release (contract C6)."""
+"""`PrivacyLedger`: a record of all releases on one data set, charged beforehand (contract 6)."""
 
 import contextlib
 import datetime
@@ -9,7 +9,7 @@ import secrets
 import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import sqlalchemy as sa
 
@@ -26,8 +26,8 @@ from tfp_dpvi.privacy.database import (
     ChangedByOthersError,
     Value,
     add,
-    change_one,
     find_or_add,
+    update_row,
 )
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.ledger_state import (
@@ -46,11 +46,12 @@ __all__ = ["LedgerEntry", "PrivacyLedger"]
 
 _LOG = logging.getLogger("tfp_dpvi")
 _SAVED = ("run", "seeded", "writer", "steps", "since")
-#: In-memory ledgers by identity, so that a reloaded model has the spending of this process since it was saved.
+#: In-memory ledgers by identity, so that a reloaded model has this process's spending since it was
+#: saved.
 _IN_MEMORY: dict[str, "PrivacyLedger"] = {}
 _PROCESS = uuid.uuid4().hex
 
-# The statements of a reservation, built once: building one takes longer than running it.
+# The statements of a reservation. They are built once: building one takes longer than running it.
 _NEXT_VERSION = sa.text("UPDATE ledger SET version = version + :more")
 _NEXT_AFTER = sa.text(
     "UPDATE ledger SET version = :next WHERE version = :known AND ledger_id = :same"
@@ -58,7 +59,8 @@ _NEXT_AFTER = sa.text(
 _ADD = sa.text("UPDATE charges SET steps = steps + :more WHERE id = :charge")
 _RESERVE = sa.insert(RESERVATIONS)
 _OPEN = sa.text(
-    "SELECT charge, steps FROM reservations WHERE id = :id AND steps_run IS NULL AND process = :process"
+    "SELECT charge, steps FROM reservations "
+    "WHERE id = :id AND steps_run IS NULL AND process = :process"
 )
 _CLOSE = sa.text("UPDATE reservations SET steps_run = :run WHERE id = :id")
 
@@ -68,25 +70,50 @@ class _OutdatedError(ChangedByOthersError):
 
 
 class PrivacyLedger(LedgerView):
-    """An append-only record of every release on one data set, in a database that models, threads and processes share.
+    """An append-only record of every release on one data set.
 
-    A fit reserves steps, which count as spent at once, before it runs them and confirms them afterwards.
-
-    Formal guarantee: a reservation is on the disk before `reserve` returns. It is written only if the total that was compared
-    with the budgets is still the ledger's, in one transaction, so that the total never exceeds a budget. If every release is
-    reserved first, then at any time, also after a process is killed, the ledger has all releases, and at most one further
-    reservation per fit. The total composes all releases as heterogeneous events under one neighboring relation, as if their
-    settings had been fixed in advance; if they depend on earlier results, only an adaptive budget covers it (`RenyiFilter`).
+    It lies in a database that models, threads and processes share. A fit reserves steps before it
+    runs them, and confirms them afterwards. Reserved steps count as spent at once.
 
     Args:
-      path: a file (SQLite); a database URL such as `"postgresql+psycopg://host/name"` (the extra `postgresql`), for
-        machines that share a budget; None for memory.
-      dataset_id: a name of the data set that reveals nothing, to which the ledger is bound; by default a random one.
-      budget_epsilon: a budget over all fits and models, enforced by `reserve`.
-      budget_delta: its delta.
-      budget_adaptive: whether it is a Renyi privacy filter, which also covers settings chosen after looking at earlier
-        results, and needs more noise: 5 to 10 % in most fits.
-      read_only: whether to refuse reservations.
+      path: A file (SQLite); or a database URL such as `"postgresql+psycopg://host/name"` (the extra
+        `postgresql`), for machines that share a budget; or None for memory.
+      dataset_id: The name of the data set that the ledger is bound to. It must reveal nothing. By
+        default it is random.
+      budget_epsilon: A budget over all fits and models, which `reserve` enforces.
+      budget_delta: The delta of that budget.
+      budget_adaptive: Whether the budget is a Renyi privacy filter, which also covers settings that
+        are chosen after looking at earlier results. It needs more noise, 5 to 10 % in most fits.
+      read_only: Whether to refuse reservations.
+
+    Raises:
+      LedgerError: The database cannot be used, is damaged, or has another data set or budget.
+      ValueError: An argument is out of its range, or one of `budget_epsilon` and `budget_delta` is
+        missing.
+
+    #### Formal guarantee
+
+    A reservation is on the disk before `reserve` returns. It is written only if the total that was
+    compared with the budgets is still the ledger's, in one transaction, so that the total never
+    exceeds a budget. If every release is reserved first, then at any time, also after a process is
+    killed, the ledger has all releases, and at most one further reservation per fit.
+
+    The total composes all releases as heterogeneous events under one neighboring relation, as if
+    their settings had been fixed in advance. If settings depend on earlier results, only an
+    adaptive budget covers it (`RenyiFilter`).
+
+    ```python
+    >>> from tfp_dpvi.privacy import FullBatch, PrivacyPlan
+    >>> ledger = PrivacyLedger(budget_epsilon=3.0, budget_delta=1e-5)
+    >>> plan = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=5)
+    >>> reservation = ledger.reserve(plan, steps=5)
+    >>> ledger.confirm(reservation, steps_run=3)
+    >>> ledger.num_releases, round(ledger.epsilon(1e-5), 2)
+    (3, 1.7)
+    >>> ledger.most_releases(plan)
+    5
+
+    ```
     """
 
     def __init__(
@@ -117,26 +144,29 @@ class PrivacyLedger(LedgerView):
         )
         super().__init__(path, dataset_id=dataset_id, read_only=read_only)
         self._stands_for: Json | None = None
-        self._affordable: dict[EpsilonBudget, Charged] = {}  # Totals known to be within a budget.
-        held = self._state()
-        if budget is not None and held.budget is None and not read_only:
+        # Totals that are known to be within a budget.
+        self._affordable: dict[EpsilonBudget, Charged] = {}
+        stored = self._state().budget
+        if budget is not None and stored is None and not read_only:
             self.set_budget(budget.epsilon, budget.delta, adaptive=budget_adaptive)
         # A stored filter may have another order than the current version would choose.
         elif budget is not None and (
-            (type(held.budget), self.budget) != (type(budget), (budget.epsilon, budget.delta))
+            (type(stored), self.budget) != (type(budget), (budget.epsilon, budget.delta))
         ):
             raise LedgerError(
-                f"budget_epsilon={budget.epsilon} at budget_delta={budget.delta} differs from {held.budget or 'no budget'} of "
-                "the ledger; leave it out, or call set_budget, which records the change."
+                f"budget_epsilon={budget.epsilon} at budget_delta={budget.delta} differs from "
+                f"{stored or 'no budget'} of the ledger; leave it out, or call set_budget, which "
+                "records the change."
             )
 
     # ------------------------------------------------------------------ reservations
 
     def _check_writable(self) -> None:
         if self._stands_for is not None:
+            place = self._stands_for["path"] or self._stands_for["url"]
             raise LedgerError(
-                f"this model's ledger is not at {self._stands_for['path'] or self._stands_for['url']!r}, where it was when the "
-                "model was saved:\nuse compile(..., ledger=dpvi.PrivacyLedger(new_path)). Nothing was charged."
+                f"this model's ledger is not at {place!r}, where it was when the model was saved:\n"
+                "use compile(..., ledger=dpvi.PrivacyLedger(new_path)). Nothing was charged."
             )
         self._database.check_writable()
 
@@ -145,14 +175,24 @@ class PrivacyLedger(LedgerView):
         """Opens a transaction that makes a new version of the ledger's current contents."""
         self._check_writable()
         with self._database.write() as connection:
-            self._read_to_change(connection)  # Refuses an older copy.
-            change_one(connection, _NEXT_VERSION, {"more": _random_increment()})
+            # This refuses an older copy.
+            self._read_to_change(connection)
+            update_row(connection, _NEXT_VERSION, {"more": _random_increment()})
             yield connection
             after = self._read_changed(connection)
         self._known = after
 
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
-        """Returns the number of a plan's releases that the budgets allow after all reservations; `budgets` as in `reserve`."""
+        """Returns the number of a plan's releases that the budgets allow after all reservations.
+
+        Args:
+          plan: The plan; `num_releases` is the most that is returned.
+          budgets: Further (epsilon, delta) pairs that limit the ledger's total.
+
+        Raises:
+          UnsupportedPairError: The ledger has releases under another neighboring relation, or
+            without a common accountant.
+        """
         state = self._state()
         state.check_relation(plan.neighboring_relation)
         most = plan.num_releases
@@ -172,16 +212,25 @@ class PrivacyLedger(LedgerView):
         seeded: bool = False,
         budgets: Iterable[tuple[float, float]] = (),
     ) -> int:
-        """Charges `steps` releases under `plan` before they happen; returns the reservation's id, for `confirm`.
+        """Charges releases under a plan before they happen.
 
-        The plan's own `num_releases` is only a hint for later reservations. `run` names the fit, which groups reservations for
-        schemes that charge by the epoch (each record once); without it, each starts a new epoch. `seeded` says for the report
-        that the noise comes from a fixed seed. `budgets`, (epsilon, delta) pairs, limit the ledger's total besides its own.
+        Args:
+          plan: The plan of the fit. Its own `num_releases` is only a hint for later reservations.
+          steps: The number of releases to charge, at least 1.
+          run: The name of the fit, which groups reservations for schemes that charge by the epoch
+            (each record once). Without it, each reservation starts a new epoch.
+          seeded: Whether the noise comes from a fixed seed, which the report then says.
+          budgets: Further (epsilon, delta) pairs that limit the ledger's total, besides its own
+            budget.
+
+        Returns:
+          The reservation's id, for `confirm`.
 
         Raises:
-          UnsupportedPairError: the ledger has releases under another neighboring relation, or without a common accountant.
-          BudgetExhaustedError: a budget does not allow the steps; nothing is charged.
-          LedgerError: the ledger could not be written; nothing is charged.
+          UnsupportedPairError: The ledger has releases under another neighboring relation, or
+            without a common accountant; nothing is charged.
+          BudgetExhaustedError: A budget does not allow the steps; nothing is charged.
+          LedgerError: The ledger could not be written; nothing is charged.
         """
         if not isinstance(plan, PrivacyPlan):
             raise TypeError(
@@ -189,10 +238,11 @@ class PrivacyLedger(LedgerView):
             )
         steps = check.count("steps", steps, 1)
         single = plan.replace(num_releases=1)
-        # Fits that merge are one kind; otherwise a reservation without a name is a separate fit.
+        # Fits that merge are of one kind. Otherwise a reservation without a name is a separate fit.
         name = "" if single.sampling.fits_merge else str(run or f"reservation {uuid.uuid4().hex}")
         kind = Kind(single, name, bool(seeded))
-        self._check_writable()  # Before the total is computed.
+        # A ledger that cannot be written is refused before the total is computed.
+        self._check_writable()
         further = tuple(EpsilonBudget(*pair) for pair in budgets)
         # A single writer need not read again: if its state is outdated, nothing is written.
         state = self._known or self._state()
@@ -208,13 +258,27 @@ class PrivacyLedger(LedgerView):
 
     @contextlib.contextmanager
     def reserved(
-        self, plan: PrivacyPlan, steps: int | None = None, **settings: Any
+        self,
+        plan: PrivacyPlan,
+        steps: int | None = None,
+        *,
+        run: str | None = None,
+        seeded: bool = False,
+        budgets: Iterable[tuple[float, float]] = (),
     ) -> Iterator[None]:
-        """Reserves steps, by default all of a plan's, runs the body of a `with` statement, and confirms them.
+        """Reserves steps, runs the body of a `with` statement, and confirms them.
 
-        If the body raises, all of them stay charged. `settings` and errors are those of `reserve`.
+        If the body raises, all of the steps stay charged. The errors are those of `reserve`.
+
+        Args:
+          plan: The plan of the fit.
+          steps: The number of releases; by default all of the plan's.
+          run: The name of the fit, see `reserve`.
+          seeded: Whether the noise comes from a fixed seed.
+          budgets: Further (epsilon, delta) pairs that limit the ledger's total.
         """
-        reservation = self.reserve(plan, plan.num_releases if steps is None else steps, **settings)
+        steps = plan.num_releases if steps is None else steps
+        reservation = self.reserve(plan, steps, run=run, seeded=seeded, budgets=budgets)
         yield
         self.confirm(reservation)
 
@@ -234,19 +298,24 @@ class PrivacyLedger(LedgerView):
             if budget is not None and not self._keeps(budget, state.charged, kind, steps, planned):
                 spent = budget.spent(composed(state.charged), relation)
                 raise BudgetExhaustedError(
-                    f"steps={steps}: {budget} does not allow them; {spent:.6g} is spent. Nothing was charged."
+                    f"steps={steps}: {budget} does not allow them; {spent:.6g} is spent. "
+                    "Nothing was charged."
                 )
 
     def _keeps(
         self, budget: EpsilonBudget, charged: Charged, kind: Kind, steps: int, planned: int
     ) -> bool:
-        """Returns whether a budget allows further steps; a total below an allowed one needs no new computation."""
+        """Returns whether a budget allows further steps.
+
+        A total below one that is known to be allowed needs no new computation.
+        """
         known = self._affordable.get(budget, {})
         wanted = {**charged, kind: charged.get(kind, 0) + steps}
         if all(n <= known.get(k, 0) for k, n in wanted.items()):
             return True
         most = {**wanted, kind: charged.get(kind, 0) + max(steps, planned)}
-        # Room for growing kinds, also by other writers, keeps a total valid for longer; the others are composed already.
+        # Room for the kinds that grow, also by other writers, keeps a total valid for longer. The
+        # other kinds are composed already.
         roomy = {k: n + n // 4 if n > known.get(k, 0) else known.get(k, 0) for k, n in most.items()}
         for total in (roomy, most, wanted):
             if budget.allows(composed(total), kind.plan.neighboring_relation):
@@ -255,8 +324,9 @@ class PrivacyLedger(LedgerView):
         return False
 
     def _charge(self, priced: LedgerState, kind: Kind, steps: int) -> int:
-        """Writes a reservation and returns its id; raises `_OutdatedError` if the ledger has changed."""
-        now, version = _utc_now(), priced.version + _random_increment()
+        """Writes a reservation and returns its id; raises `_OutdatedError` for an old total."""
+        now = _utc_now()
+        version = priced.version + _random_increment()
         with self._database.write() as connection:
             same = {"known": priced.version, "next": version, "same": priced.ledger_id}
             if connection.execute(_NEXT_AFTER, same).rowcount == 0:
@@ -273,7 +343,7 @@ class PrivacyLedger(LedgerView):
                     "writer": self._writer,
                 }
                 charge = find_or_add(connection, CHARGES, {"steps": 0, "since": now}, **key)
-            change_one(connection, _ADD, {"charge": charge, "more": steps})
+            update_row(connection, _ADD, {"charge": charge, "more": steps})
             row = {
                 "charge": charge,
                 "steps": steps,
@@ -283,36 +353,54 @@ class PrivacyLedger(LedgerView):
             }
             reservation = add(connection, _RESERVE, row)
             after = self._read_changed(connection)
-            # Also notices what others changed without a new version.
+            # This also notices what others changed without a new version.
             if after != priced.after_reserving(kind, steps, row=charge, time=now, version=version):
                 raise ChangedByOthersError("its rows are not those that were priced")
         self._known = after
         return reservation
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:
-        """Closes a reservation of `reserve`, whose steps drew noise; with `steps_run`, only so many of them did.
+        """Closes a reservation, whose steps drew noise.
 
-        Passing fewer states that the others never drew noise or read the data: they are refunded. Raises `LedgerError` if the
-        reservation is unknown, was confirmed before, or is another process's.
+        Args:
+          reservation: The id that `reserve` returned.
+          steps_run: The number of steps that ran; by default all. Passing fewer states that the
+            others never drew noise or read the data: they are refunded.
+
+        Raises:
+          LedgerError: The reservation is unknown, was confirmed before, or is another process's.
+          ValueError: `steps_run` exceeds the reserved steps.
         """
         with self._change() as connection:
             row = connection.execute(_OPEN, {"id": reservation, "process": _process()}).first()
             if row is None:
                 raise LedgerError(
-                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by another process; nothing changed."
+                    f"reservation={reservation!r} is unknown, was confirmed before, or was made by "
+                    "another process; nothing changed."
                 )
             run = row.steps if steps_run is None else check.count("steps_run", steps_run)
             if run > row.steps:
                 raise ValueError(
-                    f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before running."
+                    f"steps_run={run} exceeds the {row.steps} steps reserved: reserve before "
+                    "running."
                 )
-            change_one(connection, _CLOSE, {"id": reservation, "run": run})
-            change_one(connection, _ADD, {"charge": row.charge, "more": run - row.steps})
+            update_row(connection, _CLOSE, {"id": reservation, "run": run})
+            update_row(connection, _ADD, {"charge": row.charge, "more": run - row.steps})
 
     # ------------------------------------------------------------------ other changes
 
     def set_budget(self, epsilon: float, delta: float, *, adaptive: bool = False) -> None:
-        """Sets and records the ledger-wide budget; an adaptive one (`RenyiFilter`) only before the first release."""
+        """Sets and records the ledger-wide budget.
+
+        Args:
+          epsilon: The limit, finite and above 0.
+          delta: Strictly between 0 and 1.
+          adaptive: Whether it is a `RenyiFilter`.
+
+        Raises:
+          LedgerError: The budget is adaptive and the ledger has releases, or the ledger could not
+            be written.
+        """
         budget = _budget(epsilon, delta, adaptive)
         order = getattr(budget, "order", None)
         with self._change() as connection:
@@ -321,7 +409,8 @@ class PrivacyLedger(LedgerView):
                 and connection.execute(sa.select(CHARGES.c.id).where(CHARGES.c.steps > 0)).first()
             ):
                 raise LedgerError(
-                    "an adaptive budget must be set before the first release: create the ledger with budget_adaptive=True."
+                    "an adaptive budget must be set before the first release: create the ledger "
+                    "with budget_adaptive=True."
                 )
             row = {
                 "epsilon": budget.epsilon,
@@ -334,7 +423,9 @@ class PrivacyLedger(LedgerView):
     def record_exposure(self, text: str) -> None:
         """Records, in advance, that exact values of the data are shown, which no epsilon covers.
 
-        Every later report has this sentence, such as "exact training losses were shown", which must reveal nothing itself.
+        Args:
+          text: A sentence for every later report, such as "exact training losses were shown". It
+            must reveal nothing itself.
         """
         check.text("text", text, "describe what was shown")
         with self._change() as connection:
@@ -363,21 +454,26 @@ class PrivacyLedger(LedgerView):
 
     @classmethod
     def from_config(cls, config: Json) -> "PrivacyLedger":
-        """Returns the ledger of a saved model, with all spending until it was saved, and later spending as far as known.
+        """Returns the ledger of a saved model.
 
-        One in memory is shared with this process's models of the same ledger; if two diverged, the spending of both counts. A
-        file is opened at its path, and refused if it is an older copy. If it is missing or on a server, the ledger can be read
-        but refuses to reserve: pass its new path to `compile(ledger=)`.
+        It has all spending until the model was saved, and later spending as far as it is known:
+
+        * A ledger in memory is shared with this process's models of the same ledger. If two of them
+          diverged, the spending of both counts.
+        * A file is opened at its path, and refused if it is an older copy.
+        * If the file is missing, or the ledger is on a server, it can be read but refuses to
+          reserve: pass its new path to `compile(ledger=)`.
+
+        Args:
+          config: The result of `to_config`.
+
+        Raises:
+          LedgerError: The file at the path is damaged, of another ledger, or an older copy.
+          ValueError: The configuration lacks a field.
         """
         needed = (
-            "ledger_id",
-            "version",
-            "dataset_id",
-            "path",
-            "url",
-            "budget",
-            "exposures",
-            "charges",
+            *("ledger_id", "version", "dataset_id", "path", "url"),
+            *("budget", "exposures", "charges"),
         )
         config = check.fields("the saved model's ledger", config, needed=needed)
         path = config["path"]
@@ -394,26 +490,32 @@ class PrivacyLedger(LedgerView):
         return ledger
 
     def _merge(self, config: Json, *, stands_in: bool = False) -> None:
-        """Merges another copy of a ledger in memory. Each process has its own rows, of which the larger counts."""
-        others, has_budget = 0, self.budget is not None
-        name = self.dataset_id or config["dataset_id"]  # A ledger's is its for good.
+        """Merges another copy into a ledger in memory.
+
+        Each process has its own rows, of which the larger number of steps counts.
+        """
+        others = 0
+        has_budget = self.budget is not None
+        # A ledger's name is its own for good.
+        name = self.dataset_id or config["dataset_id"]
         with self._change() as connection:
-            for one in config["charges"]:
-                if one["writer"] == self._writer:
-                    continue  # This object is newer: it may have refunded steps since.
-                plan = find_or_add(connection, PLANS, plan=one["plan"])
-                key = {name: one[name] for name in ("run", "seeded", "writer")}
-                charge = find_or_add(
-                    connection, CHARGES, {"steps": 0, "since": one["since"]}, plan=plan, **key
-                )
-                larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < one["steps"])
-                others += connection.execute(
-                    sa.update(CHARGES).where(larger).values(steps=one["steps"])
-                ).rowcount
+            for saved in config["charges"]:
+                # This object's own rows are newer: it may have refunded steps since.
+                if saved["writer"] == self._writer:
+                    continue
+                plan = find_or_add(connection, PLANS, plan=saved["plan"])
+                key = {name: saved[name] for name in ("run", "seeded", "writer")}
+                new = {"steps": 0, "since": saved["since"]}
+                charge = find_or_add(connection, CHARGES, new, plan=plan, **key)
+                larger = (CHARGES.c.id == charge) & (CHARGES.c.steps < saved["steps"])
+                update = sa.update(CHARGES).where(larger).values(steps=saved["steps"])
+                others += connection.execute(update).rowcount
             for text in config["exposures"]:
                 find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
             if config["budget"] is not None and not has_budget:
-                epsilon, delta, *order = config["budget"]  # Older files have no order.
+                epsilon, delta = config["budget"][:2]
+                # Older files have no order.
+                order = config["budget"][2:]
                 row = {
                     "epsilon": epsilon,
                     "delta": delta,
@@ -421,7 +523,8 @@ class PrivacyLedger(LedgerView):
                 }
                 connection.execute(sa.insert(BUDGETS).values(**row, time=_utc_now()))
             ledger: dict[str, Value] = {"dataset_id": name}
-            if not stands_in:  # From here on it is the saved one, registered by its identity.
+            if not stands_in:
+                # From here on it is the saved ledger, registered by its identity.
                 ledger["ledger_id"] = config["ledger_id"]
                 if others:
                     ledger["continued"] = True
@@ -429,7 +532,7 @@ class PrivacyLedger(LedgerView):
                         "This model's ledger is %s. Keep it on disk: PrivacyLedger(path).",
                         CONTINUED,
                     )
-            change_one(connection, sa.update(LEDGER), ledger)
+            update_row(connection, sa.update(LEDGER), ledger)
             self._known = None
         if not stands_in:
             _IN_MEMORY[config["ledger_id"]] = self
@@ -439,7 +542,7 @@ class PrivacyLedger(LedgerView):
         return self._state().mark
 
     def continues_from(self, mark: Json) -> bool:
-        """Returns whether this ledger, under any path, includes the state at which `mark` was taken."""
+        """Returns whether this ledger, under any path, includes the state that `mark` is of."""
         mine = self.mark()
         return bool(mine["ledger_id"] == mark["ledger_id"] and mine["version"] >= mark["version"])
 
@@ -453,8 +556,9 @@ class PrivacyLedger(LedgerView):
     def _check_continues(self, saved: Json) -> None:
         if not self.continues_from(saved):
             raise LedgerError(
-                f"{self._database.shown!r} is not the saved model's ledger (of the data set {saved['dataset_id']!r}), or an older "
-                "copy.\nUse the newest copy of the model's own ledger."
+                f"{self._database.shown!r} is not the saved model's ledger (of the data set "
+                f"{saved['dataset_id']!r}), or an older copy.\n"
+                "Use the newest copy of the model's own ledger."
             )
 
     def __enter__(self) -> "PrivacyLedger":
@@ -467,21 +571,23 @@ class PrivacyLedger(LedgerView):
         return self
 
     def __deepcopy__(self, memo: Mapping[int, check.Unchecked]) -> "PrivacyLedger":
-        return self  # A copied model shares the ledger.
+        # A copied model shares the ledger.
+        return self
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a PrivacyLedger cannot be pickled: a copy would miss later spending. Open its path instead."
+            "a PrivacyLedger cannot be pickled: a copy would miss later spending. Open its path "
+            "instead."
         )
 
 
 def _budget(epsilon: float, delta: check.Unchecked, adaptive: bool) -> EpsilonBudget:
-    epsilon, delta = check.epsilon(epsilon, "budget_epsilon"), check.delta(delta, "budget_delta")
-    return RenyiFilter.chosen_for(epsilon, delta) if adaptive else EpsilonBudget(epsilon, delta)
+    make = RenyiFilter.chosen_for if adaptive else EpsilonBudget
+    return make(check.epsilon(epsilon, "budget_epsilon"), check.delta(delta, "budget_delta"))
 
 
 def _random_increment() -> int:
-    """Returns a random increment of the version: two diverging copies then hardly ever reach the same version."""
+    """Returns a random increment of the version, which two diverging copies hardly ever share."""
     return 1 + secrets.randbelow(2**20)
 
 

@@ -23,8 +23,8 @@ from tfp_dpvi.privacy.database import (
     ChangedByOthersError,
     Contents,
     Database,
-    change_one,
     has_digest,
+    update_row,
 )
 from tfp_dpvi.privacy.errors import LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -32,7 +32,8 @@ from tfp_dpvi.privacy.sensitivity import Json
 
 CONTINUED = "continued from a file: privacy spent after it was saved is not counted"
 
-# A server's writers wait here for one another, so that all that they read is of one version; SQLite's wait at the start.
+# A server's writers wait here for one another, so that all that they read is of one version.
+# SQLite's wait at the start of the transaction.
 _LOCKED_IDENTITY = IDENTITY.with_for_update()
 _DIGEST = sa.select(LEDGER.c.digest)
 _SEAL = sa.text("UPDATE ledger SET digest = :digest")
@@ -40,13 +41,31 @@ _SEAL = sa.text("UPDATE ledger SET digest = :digest")
 
 @dataclasses.dataclass(frozen=True)
 class LedgerEntry:
-    """Releases under one plan."""
+    """The releases of a ledger under one plan.
 
-    plan: PrivacyPlan  # Of a single release: `num_releases` is 1.
-    steps: int  # The number of charged releases.
-    run: str | None = None  # Their fit, if the sampling scheme cannot merge fits.
-    seeded: bool = False  # Whether their noise came from a fixed seed.
-    since: str = ""  # The time of the first reservation, UTC in ISO 8601.
+    Attributes:
+      plan: The plan of a single release, whose `num_releases` is 1.
+      steps: The number of charged releases.
+      run: The name of the fit, if the sampling scheme cannot merge fits; else None.
+      seeded: Whether the noise came from a fixed seed.
+      since: The time of the first reservation, UTC in ISO 8601.
+
+    ```python
+    >>> from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
+    >>> ledger = PrivacyLedger()
+    >>> _ = ledger.reserve(PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=3), steps=2)
+    >>> [entry] = ledger.entries
+    >>> entry.steps, entry.plan.num_releases, entry.dp_event.count
+    (2, 1, 2)
+
+    ```
+    """
+
+    plan: PrivacyPlan
+    steps: int
+    run: str | None = None
+    seeded: bool = False
+    since: str = ""
 
     @property
     def dp_event(self) -> DpEvent:
@@ -56,13 +75,20 @@ class LedgerEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """Releases that are composed together: those of a plan, or of a fit if fits do not merge."""
+    """The properties that releases have in common if they are composed together.
+
+    Attributes:
+      plan: The plan of a single release.
+      run: The name of the fit, if the sampling scheme cannot merge fits; else empty.
+      seeded: Whether the noise came from a fixed seed.
+    """
 
     plan: PrivacyPlan
     run: str
     seeded: bool
 
 
+#: The number of charged releases by kind.
 Charged: TypeAlias = Mapping[Kind, int]
 
 
@@ -76,7 +102,20 @@ def composed(charged: Charged) -> DpEvent:
 
 @dataclasses.dataclass(frozen=True)
 class LedgerState:
-    """The contents of the tables at one version."""
+    """The contents of the tables at one version.
+
+    Attributes:
+      ledger_id: The ledger's random identity.
+      dataset_id: The name of the data set that the ledger is bound to.
+      version: A number that grows with every change.
+      continued: Whether spending after a model was saved may be missing.
+      budget: The ledger-wide budget; None without one.
+      charged: The number of charged releases by kind.
+      since: The time of the first reservation of each kind.
+      rows: The rows of `charges` that this ledger object updates, by kind.
+      exposures: Sentences on exact values of the data that were shown.
+      unconfirmed: The number of steps that were reserved and not confirmed.
+    """
 
     ledger_id: str
     dataset_id: str | None
@@ -85,13 +124,22 @@ class LedgerState:
     budget: EpsilonBudget | None
     charged: dict[Kind, int]
     since: dict[Kind, str]
-    rows: dict[Kind, int]  # The rows of `charges` that this ledger object updates.
+    rows: dict[Kind, int]
     exposures: tuple[str, ...]
     unconfirmed: int
 
     @classmethod
-    def of(cls, contents: Contents, writer: str) -> "LedgerState":
-        """Returns the state of these values; raises `ValueError` and the like for invalid ones."""
+    def from_contents(cls, contents: Contents, writer: str) -> "LedgerState":
+        """Returns the state that the tables' values describe.
+
+        Args:
+          contents: The values.
+          writer: The name of the ledger object, whose rows of `charges` become `rows`.
+
+        Raises:
+          ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError: A value
+            is not valid.
+        """
         charged: dict[Kind, int] = {}
         since: dict[Kind, str] = {}
         rows: dict[Kind, int] = {}
@@ -119,7 +167,15 @@ class LedgerState:
     def after_reserving(
         self, kind: Kind, steps: int, *, row: int, time: str, version: int
     ) -> "LedgerState":
-        """Returns the state that follows from this one by a reservation alone."""
+        """Returns the state that follows from this one by a reservation alone.
+
+        Args:
+          kind: The kind of the reserved releases.
+          steps: The number of releases.
+          row: The id of the row of `charges`.
+          time: The time of the reservation.
+          version: The version after it.
+        """
         return dataclasses.replace(
             self,
             version=version,
@@ -132,8 +188,8 @@ class LedgerState:
     def continues(self, earlier: "LedgerState") -> bool:
         """Returns whether this state can follow from an earlier one.
 
-        Every version keeps all charges, confirmed steps, budgets and exposures of the versions before it, and a version
-        never has two contents.
+        Every version keeps all charges, confirmed steps, budgets and exposures of the versions
+        before it, and a version never has two contents.
         """
         if self.version == earlier.version:
             return self == earlier
@@ -163,7 +219,7 @@ class LedgerState:
         return next((kind.plan.neighboring_relation for kind in self.charged), None)
 
     def check_relation(self, relation: NeighboringRelation) -> None:
-        """Raises `UnsupportedPairError` if the ledger has releases under another neighboring relation."""
+        """Raises `UnsupportedPairError` if releases are under another neighboring relation."""
         if self.relation is not None and self.relation is not relation:
             raise UnsupportedPairError(
                 f"neighboring_relation={relation.name} and the ledger's {self.relation.name} give "
@@ -195,7 +251,10 @@ def _budget(row: sa.RowMapping | None) -> EpsilonBudget | None:
 class LedgerView:
     """The read access to a ledger's contents and their privacy cost; `PrivacyLedger` adds writing.
 
-    Formal guarantee: a state that is older than one read before, lacks a part of it, or is of another ledger, is refused.
+    #### Formal guarantee
+
+    A state that is older than one read before, lacks a part of it, or is of another ledger, is
+    refused.
     """
 
     def __init__(
@@ -206,7 +265,8 @@ class LedgerView:
         self._known: LedgerState | None = None
         if dataset_id is not None and dataset_id != self.dataset_id:
             raise LedgerError(
-                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger is bound; pass another path."
+                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger "
+                "is bound; pass another path."
             )
 
     @property
@@ -219,8 +279,9 @@ class LedgerView:
         self._database.closed = not self._database.in_memory
 
     def _state(self) -> LedgerState:
+        # Reports are possible after `close`.
         if self._database.closed and self._known is not None:
-            return self._known  # Reports are possible after `close`.
+            return self._known
         with self._database.read() as connection:
             self._known = self._read(connection)
         return self._known
@@ -233,13 +294,13 @@ class LedgerView:
         return self._checked(connection, identity)
 
     def _read_to_change(self, connection: sa.Connection) -> LedgerState:
-        """Returns the tables' contents at the start of a change, compared with the cache if that is of the same version."""
+        """Returns the contents at the start of a change, compared with a cache of that version."""
         return self._checked(connection, self._identity(connection, locked=True))
 
     def _read_changed(self, connection: sa.Connection) -> LedgerState:
         """Returns the tables' contents at the end of a change, and writes their digest."""
         contents = self._contents(connection, self._identity(connection))
-        change_one(connection, _SEAL, {"digest": contents.digest})
+        update_row(connection, _SEAL, {"digest": contents.digest})
         return self._following(contents)
 
     def _checked(self, connection: sa.Connection, identity: sa.RowMapping) -> LedgerState:
@@ -250,21 +311,26 @@ class LedgerView:
             digest = connection.execute(_DIGEST).scalar()
             if digest != contents.digest:
                 raise LedgerError(
-                    f"{self._database.shown!r} is damaged (its contents do not have the digest that was written with them).\n"
-                    "It was not changed; restore the newest copy."
+                    f"{self._database.shown!r} is damaged (its contents do not have the digest "
+                    "that was written with them).\nIt was not changed; restore the newest copy."
                 )
         return self._following(contents)
 
     def _identity(self, connection: sa.Connection, *, locked: bool = False) -> sa.RowMapping:
-        """Returns the row of `ledger`; raises `LedgerError` if it is of another ledger, or older than the known one."""
+        """Returns the row of `ledger`.
+
+        Raises:
+          LedgerError: The row is of another ledger, of another format, or older than the known one.
+        """
         shown, known = self._database.shown, self._known
         rows = connection.execute(_LOCKED_IDENTITY if locked else IDENTITY).mappings().fetchmany(2)
         if len(rows) > 1:
             raise ChangedByOthersError("it has a second identity")
         if not rows or rows[0]["format"] not in (WITHOUT_DIGEST, FORMAT):
-            found = f"format version {rows[0]['format']!a:.20}" if rows else "nothing"
+            content = f"format version {rows[0]['format']!a:.20}" if rows else "nothing"
             raise LedgerError(
-                f"{shown!r} has {found}, and not {FORMAT}: use the version of tfp_dpvi that wrote it, or a newer one."
+                f"{shown!r} has {content}, and not {FORMAT}: use the version of tfp_dpvi that "
+                "wrote it, or a newer one."
             )
         row = rows[0]
         with self._naming_damage():
@@ -276,8 +342,9 @@ class LedgerView:
             row["version"] < known.version or row["ledger_id"] != known.ledger_id
         ):
             raise LedgerError(
-                f"{shown!r} is an older copy of the ledger used before, or another ledger (version {row['version']}; before "
-                f"{known.version}).\nNothing was charged; restore the newest copy and open it again."
+                f"{shown!r} is an older copy of the ledger used before, or another ledger (version "
+                f"{row['version']}; before {known.version}).\n"
+                "Nothing was charged; restore the newest copy and open it again."
             )
         return row
 
@@ -286,9 +353,9 @@ class LedgerView:
             return Contents.read(connection, identity)
 
     def _following(self, contents: Contents) -> LedgerState:
-        """Returns the state of these contents; raises `LedgerError` if it cannot follow from the known one."""
+        """Returns the state of these contents; refuses it unless it follows from the known one."""
         with self._naming_damage():
-            state = LedgerState.of(contents, self._writer)
+            state = LedgerState.from_contents(contents, self._writer)
         if self._known is not None and not state.continues(self._known):
             raise ChangedByOthersError("rows that it had are gone or different")
         return state
@@ -301,9 +368,8 @@ class LedgerView:
             ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError,
         ) as error:  # fmt: skip
             raise LedgerError(
-                f"{self._database.shown!r} is damaged, or needs an accountant or sampling scheme that is "
-                f"not registered ({check.first_line(error)}).\n"
-                "Register it, or restore the newest copy."
+                f"{self._database.shown!r} is damaged, or needs an accountant or sampling scheme "
+                f"that is not registered ({check.first_line(error)}).\nRegister it, or restore the newest copy."
             ) from error
 
     @property
@@ -329,7 +395,7 @@ class LedgerView:
         return self._state().relation
 
     def check_relation(self, relation: NeighboringRelation) -> None:
-        """Raises `UnsupportedPairError` if there are releases under another neighboring relation."""
+        """Raises `UnsupportedPairError` if releases are under another neighboring relation."""
         self._state().check_relation(relation)
 
     @property
@@ -359,7 +425,10 @@ class LedgerView:
 
     @property
     def exposures(self) -> tuple[str, ...]:
-        """Sentences on exact values of the data that were shown, which voids the guarantee: see `record_exposure`."""
+        """Sentences on exact values of the data that were shown, which voids the guarantee.
+
+        See `PrivacyLedger.record_exposure`.
+        """
         return self._state().exposures
 
     @property
@@ -373,10 +442,19 @@ class LedgerView:
 
     @property
     def dp_event(self) -> DpEvent:
-        """Returns the composition of all reserved releases."""
+        """The composition of all reserved releases."""
         return composed(self._state().charged)
 
     def epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """Returns epsilon at `delta` of all reserved releases, by default with the first of "pld" and "rdp" that supports them."""
+        """Returns the epsilon of all reserved releases.
+
+        Args:
+          delta: Strictly between 0 and 1.
+          accountant: The name of an accountant; by default the first of "pld" and "rdp" that
+            supports the releases.
+
+        Raises:
+          UnsupportedPairError: The named accountant does not support the releases.
+        """
         relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
         return total_epsilon(self.dp_event, check.delta(delta), relation, accountant)

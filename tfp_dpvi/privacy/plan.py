@@ -17,47 +17,72 @@ from tfp_dpvi.privacy.tradeoff import AttackBound
 
 PLAN_SCHEMA_VERSION = 1
 _SOMETIMES = ("purpose", "metrics", "randomness")
-#: What epsilon depends on, which is never left to a default.
+#: The fields that epsilon depends on, none of which is left to a default.
 _NEEDED = (
-    "sampling", "noise_multiplier", "num_releases", "neighboring_relation", "sensitivity", "accountant",
-)  # fmt: skip
+    *("sampling", "noise_multiplier", "num_releases"),
+    *("neighboring_relation", "sensitivity", "accountant"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan:
-    """Sampling scheme, mechanism, number of releases and neighboring relation of a fit.
+    """The sampling scheme, mechanism, number of releases and neighboring relation of a fit.
 
-    Formal guarantee: if `num_releases` sums are released, each of per-record contributions clipped so that `sensitivity`
-    holds, drawn by `sampling`, plus Gaussian noise of standard deviation `noise_multiplier * l2_norm_clip` on every
-    coordinate, fresh in every release, then all releases and everything computed from them are
-    (`epsilon(delta)`, delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
+    Attributes:
+      sampling: The scheme that draws each release's records.
+      noise_multiplier: The noise's standard deviation over `l2_norm_clip`, under every neighboring
+        relation; 0 is no privacy.
+      num_releases: The number of released sums.
+      neighboring_relation: The relation of data sets that the guarantee compares.
+      sensitivity: The sensitivity of the sum to one record, in units of `l2_norm_clip`
+        (contract 3).
+      accountant: The name of the accountant that computes epsilon.
+      l2_norm_clip: The bound on the l2 norm of a record's contribution. This attribute and those
+        below serve the report alone.
+      num_records: The number of records, as declared.
+      purpose: A description of the release if it is not training steps: "means of 3 columns".
+      metrics: The names of the privatised metrics that are released with each step.
+      randomness: "secure" if noise, and samples that `fit` draws itself, come from a cryptographic
+        generator; else empty.
 
-    The attributes after `accountant` serve the report alone.
+    #### Formal guarantee
+
+    Let `num_releases` sums be released. Let each be a sum of per-record contributions that are
+    clipped so that `sensitivity` holds, over records drawn by `sampling`, plus Gaussian noise of
+    standard deviation `noise_multiplier * l2_norm_clip` on every coordinate, fresh in every
+    release. Then all releases and everything computed from them are (`epsilon(delta)`,
+    delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
 
     Under "add_or_remove_one" the guarantee is about whether a record takes part. A change of an
-    attribute, such as a label, replaces a record: for it the releases are only
-    (2 epsilon, (1 + exp(epsilon)) delta)-differentially private, and "replace_one" is the relation to
-    account under (Pradhan et al. 2025, arXiv:2511.21804). The number of records is taken as public.
-    Where it is counted from the records, as `len(x)` by default in `fit`, it is not itself protected
-    under "add_or_remove_one" (see arXiv:2605.15648): declare one that is public with `num_records`.
+    attribute, such as a label, replaces a record. For it the releases are only
+    (2 epsilon, (1 + exp(epsilon)) delta)-differentially private, and "replace_one" is the relation
+    to account under (Pradhan et al. 2025, arXiv:2511.21804).
+
+    The number of records is taken as public. Where it is counted from the records, as `len(x)` by
+    default in `fit`, it is not itself protected under "add_or_remove_one" (see arXiv:2605.15648):
+    declare one that is public with `num_records`.
+
+    ```python
+    >>> from tfp_dpvi.privacy import PoissonSampling
+    >>> plan = PrivacyPlan.calibrate(
+    ...     epsilon=1.0, delta=1e-5, sampling=PoissonSampling(0.01), num_releases=1000
+    ... )
+    >>> round(plan.noise_multiplier, 2), round(plan.epsilon(1e-5), 2)
+    (1.42, 1.0)
+
+    ```
     """
 
-    sampling: SamplingScheme  # Of each release's records.
-    #: The noise's standard deviation over `l2_norm_clip`, under every relation; 0 is no privacy.
+    sampling: SamplingScheme
     noise_multiplier: float
     num_releases: int
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    sensitivity: Sensitivity = (
-        PER_RECORD_CLIP  # Of the sum to one record, in units of `l2_norm_clip` (contract C3).
-    )
+    sensitivity: Sensitivity = PER_RECORD_CLIP
     accountant: str = "pld"
     l2_norm_clip: float | None = None
-    num_records: int | None = None  # As declared.
-    purpose: str | None = None  # What is released if not training steps: "means of 3 columns".
-    metrics: tuple[
-        str, ...
-    ] = ()  # Names of the privatised metrics that are released with each step.
-    #: "secure" for noise, and samples that `fit` draws itself, from a cryptographic generator.
+    num_records: int | None = None
+    purpose: str | None = None
+    metrics: tuple[str, ...] = ()
     randomness: str = ""
 
     def __post_init__(self) -> None:
@@ -92,7 +117,7 @@ class PrivacyPlan:
 
     @property
     def dp_event(self) -> DpEvent:
-        """The event of all releases (convention: see `tfp_dpvi.privacy.accountants`)."""
+        """The event of all releases, in the convention of `tfp_dpvi.privacy.accountants`."""
         return self.event_of(self.num_releases)
 
     def event_of(self, num_releases: int) -> DpEvent:
@@ -108,7 +133,19 @@ class PrivacyPlan:
         )
 
     def epsilon(self, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
-        """Returns epsilon at `delta` of all releases, after `prior_events`; inf without noise."""
+        """Returns the epsilon of all releases, together with earlier ones.
+
+        Args:
+          delta: Strictly between 0 and 1.
+          prior_events: The events of earlier releases on the same data under the same neighboring
+            relation.
+
+        Returns:
+          Epsilon; infinity without noise.
+
+        Raises:
+          UnsupportedPairError: The accountant does not support the prior events.
+        """
         price = accountants.get_accountant(self.accountant)
         return price.epsilon(compose(prior_events, self.dp_event), delta, self.neighboring_relation)
 
@@ -116,15 +153,17 @@ class PrivacyPlan:
         """Returns mu of Gaussian differential privacy and the advantage of an attacker.
 
         Args:
-          delta: the smallest delta for which mu is to hold; the advantage does not depend on it.
+          delta: The smallest delta for which mu is to hold; the advantage does not depend on it.
 
         Returns:
           The bound for all releases, from the same accounting as `epsilon(delta)`.
 
-        Example:
-          >>> plan = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1)
-          >>> plan.attack_bound(1e-5).mu
-          0.25
+        ```python
+        >>> plan = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1)
+        >>> plan.attack_bound(1e-5).mu
+        0.25
+
+        ```
         """
         price = accountants.get_accountant(self.accountant)
         return price.attack_bound(self.dp_event, delta, self.neighboring_relation)
@@ -142,15 +181,23 @@ class PrivacyPlan:
         prior_events: Sequence[DpEvent] = (),
         **attributes: Any,
     ) -> "PrivacyPlan":
-        """Returns the plan with these attributes and the smallest noise multiplier that meets a budget.
+        """Returns the plan with the smallest noise multiplier that meets a budget.
 
-        The total of `prior_events` (earlier releases on the same data under the same neighboring relation) and this plan, by
-        `epsilon()`, is at most `epsilon` at `delta`, and uses at least 99.8 % of the budget that the prior events leave.
-        `attributes` are at least `sampling` and `num_releases` (>= 1), without the noise multiplier.
+        The total of the prior events and this plan, by `epsilon()`, is at most `epsilon` at
+        `delta`. It uses at least 99.8 % of the budget that the prior events leave.
+
+        Args:
+          epsilon: The budget, finite and above 0.
+          delta: Strictly between 0 and 1.
+          prior_events: The events of earlier releases on the same data under the same neighboring
+            relation.
+          **attributes: The attributes of the plan without the noise multiplier: at least `sampling`
+            and `num_releases`, which is at least 1.
 
         Raises:
-          BudgetExhaustedError: the prior events use up the budget.
-          UnsupportedPairError: sampling scheme and neighboring relation are not supported.
+          BudgetExhaustedError: The prior events use up the budget.
+          UnsupportedPairError: The accountant does not support the sampling scheme under the
+            neighboring relation.
         """
         check.count("num_releases", attributes.get("num_releases"), 1)
         return cls(noise_multiplier=1.0, **attributes).calibrated(epsilon, delta, prior_events)
@@ -158,12 +205,21 @@ class PrivacyPlan:
     def calibrated(
         self, epsilon: float, delta: float, prior_events: Sequence[DpEvent] = ()
     ) -> "PrivacyPlan":
-        """Returns this plan with the smallest noise multiplier that meets a budget; see `calibrate`."""
+        """Returns this plan with the smallest noise multiplier that meets a budget.
+
+        Arguments, result and errors are those of `calibrate`.
+
+        Args:
+          epsilon: The budget, finite and above 0.
+          delta: Strictly between 0 and 1.
+          prior_events: The events of earlier releases.
+        """
         epsilon, delta = check.epsilon(epsilon), check.delta(delta)
         spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
         if spent >= epsilon:
             raise BudgetExhaustedError(
-                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent before; this call spent no privacy."
+                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
+                "before; this call spent no privacy."
             )
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
@@ -175,8 +231,8 @@ class PrivacyPlan:
         def epsilon_of(z: float) -> float:
             return self.replace(noise_multiplier=z).epsilon(delta, prior_events)
 
-        found = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess)
-        return self.replace(noise_multiplier=found)
+        smallest = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess)
+        return self.replace(noise_multiplier=smallest)
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
@@ -187,12 +243,12 @@ class PrivacyPlan:
             "neighboring_relation": self.neighboring_relation.name.lower(),
             "metrics": list(self.metrics),
         }
-        # Omitted for training plans, so that every version can read them.
+        # Training plans have none of these fields, so that every version can read them.
         return {name: value for name, value in data.items() if value or name not in _SOMETIMES}
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the noise on every coordinate, `noise_multiplier * l2_norm_clip`."""
+        """The noise's standard deviation on every coordinate, `noise_multiplier * l2_norm_clip`."""
         assert self.l2_norm_clip is not None, "a plan without a clip has no unit"
         return self.noise_multiplier * self.l2_norm_clip
 
@@ -201,22 +257,23 @@ class PrivacyPlan:
         """Rebuilds a plan from `to_json`.
 
         Args:
-          data: a JSON object, as `json.loads` returns it.
-
-        Returns:
-          The plan. What its privacy depends on must all be there; fields for the report alone may be missing.
+          data: A JSON object, as `json.loads` returns it. It must have every field that epsilon
+            depends on; fields for the report alone may be missing.
 
         Raises:
-          TypeError: a field has a value of another type.
-          ValueError: an unknown schema version, a field that is missing, unknown or out of its range, or no JSON object.
+          TypeError: A field has a value of another type.
+          ValueError: The schema version is unknown, a field is missing, unknown or out of its
+            range, or the data are no JSON object.
         """
         fields = check.fields("a privacy plan", data)
         version = fields.pop("schema_version", None)
         if type(version) is not int or version != PLAN_SCHEMA_VERSION:
             raise ValueError(
-                f"schema_version={version!a:.99} of a privacy plan: read it with the tfp_dpvi that wrote it."
+                f"schema_version={version!a:.99} of a privacy plan: read it with the tfp_dpvi that "
+                "wrote it."
             )
-        fields.pop("gradient_sensitivity", None)  # Of earlier versions.
+        # Plans of earlier versions have this field.
+        fields.pop("gradient_sensitivity", None)
         known = [field.name for field in dataclasses.fields(cls)]
         fields = check.fields("a privacy plan", fields, needed=_NEEDED, known=known)
         fields["sampling"] = scheme_from_json(fields["sampling"])
@@ -238,13 +295,35 @@ def plan_counts(
     accountant: str = "pld",
     num_records: int | None = None,
 ) -> list[PrivacyPlan]:
-    """Returns plans that share one budget, for count vectors that are each released once on all records.
+    """Returns plans that share one budget, for count vectors that are each released once.
 
-    A record adds a non-negative vector with l2 norm at most `norm` to each: A = norm, and D = sqrt(2) norm, since the inner
-    product of two such vectors is not negative.
+    The releases are on all records. A record adds a non-negative vector with l2 norm at most `norm`
+    to each. So A = norm, and D = sqrt(2) norm, since the inner product of two such vectors is not
+    negative.
 
-    `releases` are (purpose, norm, share of the budget) of each; shares add up to at most 1. `noise` is the noise multiplier of a
-    single release with the cost of all of them; or `epsilon` at `delta` is the total budget, prior events included.
+    Args:
+      releases: (purpose, norm, share of the budget) of each release; shares add up to at most 1.
+      noise: The noise multiplier of a single release with the cost of all of them. Pass it, or
+        `epsilon` and `delta`.
+      epsilon: The total budget, prior events included.
+      delta: The delta of the budget.
+      prior_events: The events of earlier releases on the same data.
+      neighboring_relation: The relation of data sets that the guarantee compares.
+      accountant: The name of the accountant.
+      num_records: The number of records, as declared, for the report.
+
+    Returns:
+      A plan of one release for each entry of `releases`.
+
+    Raises:
+      BudgetExhaustedError: The prior events use up the budget.
+
+    ```python
+    >>> plans = plan_counts([("ages", 1.0, 0.5), ("towns", 2.0, 0.5)], noise=1.0)
+    >>> [(plan.purpose, round(plan.deviation, 3)) for plan in plans]
+    [('ages', 1.414), ('towns', 2.828)]
+
+    ```
     """
     counts = Sensitivity(1.0, math.sqrt(2.0))
     first = 1.0 if noise is None else noise
@@ -261,21 +340,21 @@ def plan_counts(
         )
         for purpose, norm, share in releases
     ]
-    if (
-        epsilon is not None
-        and delta is not None
-        and len(plans) > 1
-        and sum(r[2] for r in releases) > 1.0 - 1e-9
-    ):
+    whole_budget = sum(share for _, _, share in releases) > 1.0 - 1e-9
+    if epsilon is not None and delta is not None and len(plans) > 1 and whole_budget:
         # The last release takes the exact remainder, since sums of costs round.
-        plans[-1] = plans[-1].calibrated(
-            epsilon, delta, [*prior_events, *(plan.dp_event for plan in plans[:-1])]
-        )
+        others = [*prior_events, *(plan.dp_event for plan in plans[:-1])]
+        plans[-1] = plans[-1].calibrated(epsilon, delta, others)
     return plans
 
 
 def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:
-    """Returns the composition of earlier events and one more."""
+    """Returns the composition of earlier events and one more.
+
+    Args:
+      prior_events: The earlier events, which may be none.
+      event: The event of a plan.
+    """
     if not prior_events:
         return event
     return dp_accounting.ComposedDpEvent([*prior_events, event])

@@ -12,8 +12,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy import accountants
 from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.plan import PrivacyPlan
-from tfp_dpvi.privacy.report import finite
-from tfp_dpvi.privacy.report_text import plain_words, shown, size_warnings
+from tfp_dpvi.privacy.report import finite, plain_words, shown, size_warnings
 from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
     FixedSizeSampling,
@@ -30,7 +29,14 @@ _ADD, _REPLACE = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPL
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """The noise and epsilon of one variation of a plan; epsilon is None if it is not supported."""
+    """The noise and epsilon of one variation of a plan.
+
+    Attributes:
+      what: The variation, in words.
+      noise_multiplier: Its noise multiplier; None if it is not supported.
+      epsilon: Its epsilon; None if it is not supported.
+      note: A remark for the reader.
+    """
 
     what: str
     noise_multiplier: float | None
@@ -40,20 +46,34 @@ class Price:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyOutlook:
-    """A plan, its cost by every accountant and neighboring relation, and the effect of changes."""
+    """A plan, its cost by every accountant and neighboring relation, and the effect of changes.
 
-    plan: PrivacyPlan  # The requested plan, with its noise multiplier.
-    epsilon: float  # By the plan's own accountant.
+    Attributes:
+      plan: The requested plan, with its noise multiplier.
+      epsilon: Its epsilon by its own accountant.
+      delta: The delta of epsilon.
+      mu: Mu of Gaussian differential privacy at every delta from `delta`; see `AttackBound`.
+      advantage: The advantage of an attacker who wants to know of one record; see `AttackBound`.
+      num_records: The number of records.
+      batch_size: The expected batch size.
+      epochs: The number of epochs of ceil(num_records / batch_size) steps each, as in `fit`.
+      side_by_side: The same noise by every accountant and neighboring relation.
+      changes: Other choices, at the same epsilon if there was a target, else at the same noise.
+      target_epsilon: The epsilon that the noise was calibrated to; None if the noise was an
+        argument.
+      warnings: Warnings for the reader.
+    """
+
+    plan: PrivacyPlan
+    epsilon: float
     delta: float
-    mu: float  # Of Gaussian differential privacy, at every delta from `delta`: see `AttackBound`.
-    advantage: float  # Of an attacker who wants to know of one record.
+    mu: float
+    advantage: float
     num_records: int
     batch_size: int
-    epochs: float  # Of ceil(N / batch_size) steps each, as in `fit`.
-    side_by_side: tuple[Price, ...]  # The same noise by every accountant and neighboring relation.
-    changes: tuple[
-        Price, ...
-    ]  # Other choices, at the same epsilon if that was an argument, else at the same noise.
+    epochs: float
+    side_by_side: tuple[Price, ...]
+    changes: tuple[Price, ...]
     target_epsilon: float | None
     warnings: tuple[str, ...]
 
@@ -74,13 +94,14 @@ class PrivacyOutlook:
         plan = self.plan
         kept = "noise" if self.target_epsilon is None else f"epsilon {self.target_epsilon:g}"
         lines = [
-            f"{self.num_records:,} records, expected batch size {self.batch_size:,}, {plan.num_releases:,} steps "
-            f"({self.epochs:.4g} epochs)",
+            f"{self.num_records:,} records, expected batch size {self.batch_size:,}, "
+            f"{plan.num_releases:,} steps ({self.epochs:.4g} epochs)",
             plan.sampling.describe(),
             "",
-            f"noise multiplier {plan.noise_multiplier:.5g} (standard deviation of the noise over l2_norm_clip)",
-            f"epsilon {shown(self.epsilon, 4)} at delta {self.delta:g}, accountant {plan.accountant}, adjacency "
-            f"{plan.neighboring_relation.name.lower()}",
+            f"noise multiplier {plan.noise_multiplier:.5g} (standard deviation of the noise over "
+            "l2_norm_clip)",
+            f"epsilon {shown(self.epsilon, 4)} at delta {self.delta:g}, accountant "
+            f"{plan.accountant}, adjacency {plan.neighboring_relation.name.lower()}",
             *self._attack_lines(),
             "",
             "With this noise, by accountant and adjacency:",
@@ -118,19 +139,30 @@ def plan_privacy(
     accountant: str | None = None,
     sampling: str = "poisson",
 ) -> PrivacyOutlook:
-    """Plans a fit without data: of `epochs` passes, each of ceil(num_records / batch_size) steps, or of `steps`.
+    """Plans a fit without data.
 
-    The noise is calibrated to `epsilon`, or is `noise_multiplier`. The accountant is by default "pld", and "rdp" for fixed-size
-    sampling; `sampling` is one of `SAMPLINGS`.
+    Args:
+      num_records: The public number of records.
+      batch_size: The expected batch size.
+      delta: Strictly between 0 and 1.
+      epochs: The number of passes of ceil(num_records / batch_size) steps each. Pass it or `steps`.
+      steps: The number of steps.
+      epsilon: The epsilon that the noise is calibrated to. Pass it or `noise_multiplier`.
+      noise_multiplier: The noise's standard deviation over `l2_norm_clip`.
+      neighboring_relation: The relation of data sets that the guarantee compares.
+      accountant: The name of an accountant; by default "pld", and "rdp" for fixed-size sampling.
+      sampling: One of `SAMPLINGS`.
+
+    Returns:
+      The plan, its cost and the effect of changes.
 
     Raises:
-      TypeError, ValueError: bad arguments; the message has the fix.
-      UnsupportedPairError: an unsupported pair of sampling and neighboring relation.
+      TypeError, ValueError: An argument is wrong; the message has the fix.
+      UnsupportedPairError: The accountant does not support the sampling under the neighboring
+        relation.
     """
-    records, batch = (
-        check.count("num_records", num_records, 1),
-        check.count("batch_size", batch_size, 1),
-    )
+    records = check.count("num_records", num_records, 1)
+    batch = check.count("batch_size", batch_size, 1)
     if batch > records:
         raise ValueError(
             f"batch_size={batch} exceeds num_records={records}; pass at most the number of records."
@@ -139,26 +171,30 @@ def plan_privacy(
         raise ValueError(f"epochs={epochs!r} and steps={steps!r}: pass exactly one of them.")
     if (epsilon is None) == (noise_multiplier is None):
         raise ValueError(
-            f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of them."
+            f"epsilon={epsilon!r} and noise_multiplier={noise_multiplier!r}: pass exactly one of "
+            "them."
         )
-    per_epoch, delta = -(-records // batch), check.delta(delta)
+    per_epoch = -(-records // batch)
+    delta = check.delta(delta)
     target = None if epsilon is None else check.epsilon(epsilon)
+    if epochs is None:
+        num_releases = check.count("steps", steps, 1)
+    else:
+        num_releases = check.count("epochs", epochs, 1) * per_epoch
     draft = PrivacyPlan(
         _scheme(check.one_of("sampling", sampling, SAMPLINGS), records, batch),
         1.0 if noise_multiplier is None else noise_multiplier,
-        check.count("steps", steps, 1)
-        if epochs is None
-        else check.count("epochs", epochs, 1) * per_epoch,
+        num_releases,
         check.relation(neighboring_relation),
         accountant=accountant or ("rdp" if sampling == "fixed_size" else "pld"),
         num_records=records,
     )
     plan = _meeting(target, draft, delta)
-    found = plan.epsilon(delta)
+    spent = plan.epsilon(delta)
     bound = plan.attack_bound(delta)
     return PrivacyOutlook(
         plan=plan,
-        epsilon=found,
+        epsilon=spent,
         delta=delta,
         mu=bound.mu,
         advantage=bound.advantage,
@@ -171,7 +207,7 @@ def plan_privacy(
             for change in _changes(draft, sampling, records, batch)
         ),
         target_epsilon=target,
-        warnings=tuple(size_warnings(found, delta, records)),
+        warnings=tuple(size_warnings(spent, delta, records)),
     )
 
 
@@ -180,11 +216,9 @@ def _scheme(sampling: str, records: int, batch: int) -> SamplingScheme:
         return FullBatch()
     if sampling == "poisson":
         return PoissonSampling(batch / records)
-    return (
-        FixedSizeSampling(records, batch)
-        if sampling == "fixed_size"
-        else EachRecordOncePerEpoch(-(-records // batch))
-    )
+    if sampling == "fixed_size":
+        return FixedSizeSampling(records, batch)
+    return EachRecordOncePerEpoch(-(-records // batch))
 
 
 def _meeting(target: float | None, draft: PrivacyPlan, delta: float) -> PrivacyPlan:
@@ -197,10 +231,8 @@ def _price(
     try:
         plan = _meeting(target, draft.replace(**changes), delta)
         return Price(what, plan.noise_multiplier, plan.epsilon(delta), note)
-    except (
-        ValueError,
-        BudgetExhaustedError,
-    ):  # Includes UnsupportedPairError and a delta too small for PLD.
+    except (ValueError, BudgetExhaustedError):
+        # A ValueError may be an UnsupportedPairError, or a delta too small for PLD.
         return Price(what, None, None, "has no price")
 
 
@@ -208,26 +240,22 @@ def _side_by_side(plan: PrivacyPlan, delta: float) -> list[Price]:
     prices = []
     for relation in (_ADD, _REPLACE):
         for name in accountants.ACCOUNTANTS:
-            found, note = None, "has no price"
-            with contextlib.suppress(
-                ValueError
-            ):  # UnsupportedPairError, or a delta too small for PLD.
-                found = plan.replace(neighboring_relation=relation, accountant=name).epsilon(delta)
-                note = (
-                    "its bound does not hold here"
-                    if math.isinf(found) and plan.noise_multiplier
-                    else ""
-                )
-            prices.append(
-                Price(f"{name}, {relation.name.lower()}", plan.noise_multiplier, found, note)
-            )
+            what = f"{name}, {relation.name.lower()}"
+            epsilon, note = None, "has no price"
+            # A ValueError may be an UnsupportedPairError, or a delta too small for PLD.
+            with contextlib.suppress(ValueError):
+                variation = plan.replace(neighboring_relation=relation, accountant=name)
+                epsilon = variation.epsilon(delta)
+                failed = math.isinf(epsilon) and plan.noise_multiplier
+                note = "its bound does not hold here" if failed else ""
+            prices.append(Price(what, plan.noise_multiplier, epsilon, note))
     return prices
 
 
 def _changes(
     draft: PrivacyPlan, sampling: str, records: int, batch: int
 ) -> Iterator[tuple[str, str, Json]]:
-    """Yields what is changed, a note, and the attributes of the plan that change."""
+    """Yields a change in words, a note, and the attributes of the plan that change."""
     half: Json = {"num_releases": -(-draft.num_releases // 2)}
     if 2 * batch <= records:
         doubled = f"batch size {2 * batch:,}, same number of"

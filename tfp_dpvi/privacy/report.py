@@ -1,48 +1,86 @@
-"""`PrivacyReport`: the guarantee in numbers, for a data protection officer; `report_text` has its wording."""
+"""`PrivacyReport`: the guarantee in numbers and words, for a data protection officer.
+
+The text rounds conservatively: up what must not be understated, such as epsilon, and noise down.
+"""
 
 import dataclasses
+import decimal
 import math
+import textwrap
 
-from dp_accounting import NeighboringRelation
+import dp_accounting
+from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy import report_text
 from tfp_dpvi.privacy.accountants import get_accountant
-from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter
+from tfp_dpvi.privacy.budgets import EpsilonBudget
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
-from tfp_dpvi.privacy.sensitivity import Json
+from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json
 
 REPORT_SCHEMA_VERSION = 1
+_PLAN_FACTS = ("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity")
+_OTHER_FACTS = ("purpose", "metrics", "randomness")
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyReport:
     """The privacy spent on one data set, and what the guarantee covers.
 
-    `str(report)` is for people, `to_json()` for machines (with `schema_version`). `releases` has one dictionary per run of equal
-    plans: sampling, sampling_description, noise_multiplier, l2_norm_clip, sensitivity, num_releases, dp_event (Python code for
-    the same accountant of dp_accounting), purpose if it is not training, metrics if some were released with the steps, and
-    randomness "secure" if it came from a cryptographic generator.
+    `str(report)` is the report for people, `to_json()` the one for machines.
+
+    Attributes:
+      epsilon: The privacy loss of all reserved releases; infinity without noise.
+      delta: The delta at which `epsilon` and `mu` hold.
+      mu: Mu of Gaussian differential privacy at every delta from `delta`; see `AttackBound`.
+      advantage: An attacker's advantage, between 0 and 1; see `AttackBound`.
+      neighboring_relation: "add_or_remove_one" or "replace_one".
+      accountant: The name of the accountant that computed the figures.
+      releases: One dictionary for each run of equal plans, with the keys `sampling`,
+        `sampling_description`, `noise_multiplier`, `l2_norm_clip`, `sensitivity`, `num_releases`
+        and `dp_event` (Python code for the same accountant of dp_accounting). It has `purpose` if
+        the release is not training, `metrics` if some were released with the steps, and
+        `randomness` "secure" if noise came from a cryptographic generator.
+      num_releases: The number of noisy sums that were released or reserved.
+      unconfirmed_steps: The number of reserved and not confirmed steps; they count as released.
+      budget_epsilon: The model's lifetime budget; None without one.
+      num_records: The number of records; None if it is unknown.
+      num_records_declared: False if the number was counted from the data; None if unknown.
+      seeded: True if noise was drawn from a fixed seed, which can remove it.
+      caveats: Sentences that limit the guarantee. Those that begin with "NOT PRIVATE" void it.
+      dataset_id: The data set's name in the ledger.
+      ledger_budget: The ledger's own budget: `epsilon`, `delta`, `adaptive` and `spent`, and for an
+        adaptive one `order`, `limit` and `advantage`; None without one.
+      grid_spacing: The spacing of privacy losses in the numerical composition; None without one.
+
+    ```python
+    >>> from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
+    >>> ledger = PrivacyLedger(dataset_id="blood pressure")
+    >>> with ledger.reserved(PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1)):
+    ...     pass  # Release the noisy sum here.
+    >>> report = PrivacyReport.from_ledger(ledger, delta=1e-5)
+    >>> report.mu, report.num_releases, report.private
+    (0.25, 1, True)
+
+    ```
     """
 
-    epsilon: float  # Of all reserved releases in the ledger, infinity without noise.
+    epsilon: float
     delta: float
-    mu: float  # Of Gaussian differential privacy, at every delta from `delta`: see `AttackBound`.
-    advantage: float  # Of an attacker who wants to know of one record; between 0 and 1.
-    neighboring_relation: str  # "add_or_remove_one" or "replace_one".
+    mu: float
+    advantage: float
+    neighboring_relation: str
     accountant: str
     releases: tuple[Json, ...]
-    num_releases: int  # Noisy sums that were released or reserved.
-    unconfirmed_steps: int = 0  # Reserved and not confirmed; they count as released.
-    budget_epsilon: float | None = None  # The model's lifetime budget.
+    num_releases: int
+    unconfirmed_steps: int = 0
+    budget_epsilon: float | None = None
     num_records: int | None = None
-    num_records_declared: bool | None = None  # False if the number was counted, None if unknown.
-    seeded: bool = False  # Whether noise was drawn from a fixed seed.
+    num_records_declared: bool | None = None
+    seeded: bool = False
     caveats: tuple[str, ...] = ()
     dataset_id: str | None = None
-    #: The ledger's own: epsilon, delta, adaptive, spent; order, limit and advantage if adaptive.
     ledger_budget: Json | None = None
-    grid_spacing: float | None = None  # Of the numerical composition; None without one.
+    grid_spacing: float | None = None
 
     @classmethod
     def from_ledger(
@@ -60,8 +98,22 @@ class PrivacyReport:
     ) -> "PrivacyReport":
         """Returns the report of all releases in a ledger.
 
-        The accountant is by default that of the ledger's plans, or "pld" if they differ; `num_records` is by default the largest
-        of the plans; `neighboring_relation` is used while the ledger is empty. The others are attributes of the report.
+        Args:
+          ledger: The ledger.
+          delta: The delta at which epsilon and mu are reported.
+          accountant: The name of an accountant. By default it is that of the ledger's plans, or
+            "pld" if they differ.
+          budget_epsilon: The model's lifetime budget, which the report compares with epsilon.
+          num_records: The number of records. By default it is the largest of the plans.
+          num_records_declared: Whether that number was declared; None if that is unknown.
+          seeded: Whether noise was drawn from a fixed seed. It is also True if the ledger says so.
+          caveats: Further sentences that limit the guarantee.
+          neighboring_relation: The relation to report while the ledger is empty.
+
+        Raises:
+          TypeError: `caveats` is a single string.
+          UnsupportedPairError: The accountant does not support the ledger's releases.
+          ValueError: A number is out of its range, or the accountant is unknown.
         """
         if isinstance(caveats, str):
             raise TypeError(f"caveats={caveats!r} is a string; pass a tuple of strings.")
@@ -74,9 +126,14 @@ class PrivacyReport:
         event = ledger.dp_event
         delta = check.delta(delta)
         bound = price.attack_bound(event, delta, relation)
+        if budget_epsilon is not None:
+            budget_epsilon = check.epsilon(budget_epsilon, "budget_epsilon")
         if num_records is None:
             num_records = max((entry.plan.num_records or 0 for entry in entries), default=0) or None
+        if num_records is not None:
+            num_records = check.count("num_records", num_records, 1)
         halve = price.over_replacement and relation is NeighboringRelation.REPLACE_ONE
+        exposures = (f"NOT PRIVATE: {text}" for text in ledger.exposures)
         return cls(
             epsilon=price.epsilon(event, delta, relation),
             delta=delta,
@@ -87,17 +144,11 @@ class PrivacyReport:
             releases=tuple(_release_facts(entry, halve) for entry in entries),
             num_releases=ledger.num_releases,
             unconfirmed_steps=ledger.unconfirmed_steps,
-            budget_epsilon=None
-            if budget_epsilon is None
-            else check.epsilon(budget_epsilon, "budget_epsilon"),
-            num_records=None if num_records is None else check.count("num_records", num_records, 1),
+            budget_epsilon=budget_epsilon,
+            num_records=num_records,
             num_records_declared=num_records_declared,
             seeded=bool(seeded) or ledger.seeded,
-            caveats=(
-                *(f"NOT PRIVATE: {text}" for text in ledger.exposures),
-                *ledger.caveats,
-                *caveats,
-            ),
+            caveats=(*exposures, *ledger.caveats, *caveats),
             dataset_id=ledger.dataset_id,
             ledger_budget=_ledger_budget(ledger, accountant),
             grid_spacing=price.grid_spacing(event, relation),
@@ -115,7 +166,7 @@ class PrivacyReport:
 
     @property
     def budget_left(self) -> float | None:
-        """The budget minus epsilon spent, at least 0. Later releases compose better than this difference."""
+        """The budget minus the epsilon spent, at least 0. Later releases compose better."""
         if self.budget_epsilon is None:
             return None
         return max(0.0, self.budget_epsilon - self.epsilon)
@@ -125,17 +176,29 @@ class PrivacyReport:
         """The advantage in a sentence for the person whose record it is; None if not private."""
         if not self.private:
             return None
-        return report_text.plain_words(self.advantage, self.neighboring_relation)
+        return plain_words(self.advantage, self.neighboring_relation)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the reader."""
-        return tuple(report_text.warnings(self))
+        seeded = (
+            "seeded: not private. The noise came from a fixed seed, and can be removed with it. "
+            "The values are those of an unseeded run with these settings."
+        )
+        return (
+            *((seeded,) if self.seeded else ()),
+            *self.unsafe,
+            *size_warnings(self.epsilon, self.delta, self.num_records),
+        )
 
     def to_json(self) -> Json:
-        """Returns a JSON-ready dictionary; an infinite number is written as the string "inf"."""
+        """Returns a JSON-ready dictionary with `schema_version`, the attributes and the sentences.
+
+        An infinite number is written as the string "inf".
+        """
         data = dataclasses.asdict(self)
-        data["releases"], data["caveats"] = list(data["releases"]), list(self.caveats)
+        data["releases"] = list(data["releases"])
+        data["caveats"] = list(self.caveats)
         data["epsilon"] = finite(self.epsilon)
         data["mu"] = finite(self.mu)
         if self.ledger_budget is not None:
@@ -148,25 +211,41 @@ class PrivacyReport:
             "private": self.private,
             "plain_words": self.plain_words,
             "warnings": list(self.warnings),
-            "covered": [*report_text.covered(self)],
-            "not_covered": [*report_text.not_covered(self)],
+            "covered": _covered(self),
+            "not_covered": _not_covered(self),
         }
 
     def __str__(self) -> str:
-        return report_text.render(self)
+        lines = ["Privacy report", "=============="]
+        for warning in self.warnings:
+            lines += _wrapped(f"WARNING: {warning}", "", "  ")
+        if self.warnings:
+            lines.append("")
+        lines += [*_wrapped(_headline(self), "", ""), ""]
+        facts = [*_facts(self), *_releases(self)]
+        width = max(len(name) for name, _ in facts) + 2
+        for name, text in facts:
+            lines += _wrapped(text, f"{name + ':':<{width}}", " " * width)
+        lines.append("")
+        others = [caveat.rstrip(".") for caveat in self.caveats if caveat not in self.unsafe]
+        for title, items in (
+            ("Covered by this guarantee:", _covered(self)),
+            ("Not covered:", _not_covered(self)),
+            ("Further remarks:", others),
+        ):
+            lines += [title] if items else []
+            for item in items:
+                lines += _wrapped(item + ".", "  * ", "    ")
+        return "\n".join(lines)
 
 
 def _release_facts(entry: LedgerEntry, halve: bool) -> Json:
     data = entry.plan.to_json()
-    names = (
-        *("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity"),
-        *("purpose", "metrics", "randomness"),
-    )
     return {
-        **{name: data[name] for name in names if name in data},
+        **{name: data[name] for name in (*_PLAN_FACTS, *_OTHER_FACTS) if name in data},
         "sampling_description": entry.plan.sampling.describe(),
         "num_releases": entry.steps,
-        "dp_event": report_text.event_text(entry.dp_event, halve),
+        "dp_event": _event_text(entry.dp_event, halve),
     }
 
 
@@ -174,24 +253,345 @@ def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> Json | None:
     if ledger.budget is None:
         return None
     relation = ledger.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
-    adaptive, held = ledger.renyi_filter, ledger.renyi_filter or EpsilonBudget(*ledger.budget)
+    adaptive = ledger.renyi_filter
+    budget = adaptive or EpsilonBudget(*ledger.budget)
+    filter_facts = () if adaptive is None else ("order", "limit", "advantage")
     return {
-        "epsilon": held.epsilon,
-        "delta": held.delta,
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
         "adaptive": adaptive is not None,
-        "spent": held.spent(ledger.dp_event, relation, accountant),
-        **({} if adaptive is None else _filter_facts(adaptive)),
+        "spent": budget.spent(ledger.dp_event, relation, accountant),
+        **{name: getattr(adaptive, name) for name in filter_facts},
     }
 
 
-def _filter_facts(adaptive: RenyiFilter) -> Json:
-    return {
-        "order": adaptive.order,
-        "limit": adaptive.limit,
-        "advantage": adaptive.advantage,
+_COVERED = (
+    "every intermediate state of the model, not only the last one: all parameters after every "
+    "step, every checkpoint, the optimizer's state, the posterior, predictions and samples from it",
+    "everything that is later computed from these, without limit, as long as the records are not "
+    "used again",
+)
+
+_NOT_COVERED = (
+    "statistics computed on the records outside this ledger, for example means and standard "
+    "deviations used to standardise the columns, or the choice of columns",
+    "the search for settings (learning rate, clip, batch size, model, prior) if it used these "
+    "records: every trial spends budget, and trials outside this ledger are not counted",
+    "the choice of prior and model: they are assumed to be public",
+    "the number of records, {num_records}: it is assumed to be public{declared}",
+    "{attributes}",
+    "the check of record values before training (missing or malformed values), which the holder "
+    "of the data runs and whose outcome should stay there",
+    "losses and metrics computed on these records directly, for example with model.evaluate, and "
+    "other models fitted to them without this ledger; weights loaded into a new model do not "
+    "include its ledger",
+    "stopping that depends on released values (early stopping, or an interruption): then use the "
+    "figures that the fit was planned for, not those of the steps that ran{adaptive}",
+    "settings of a later fit (noise, length, batch size, clip, model) that were chosen after "
+    "looking at an earlier one's results: releases are composed as if all settings had been fixed "
+    "in advance. With one of five candidates chosen by the first release, delta was 2.04e-5 "
+    "instead of the stated 1e-5{adaptive}",
+    "running time, memory and power: they can reveal how many records took part in a step",
+    "floating-point arithmetic: the proof assumes real numbers; sums are rounded to a grid of "
+    "2^-12 standard deviations after the noise, but neither the sums of records nor the sampler "
+    "of the noise are exact",
+    "{generator}",
+)
+
+_ATTRIBUTES = (
+    "single attributes of a person who is known to take part, for example a diagnosis: changing "
+    "one replaces a record, for which these results are only (2 epsilon, (1 + exp(epsilon)) "
+    "delta)-differentially private; the relation replace_one accounts for it"
+)
+_SECURE = "from a cryptographic generator, keyed by the operating system"
+_GENERATORS = {
+    "all": (
+        "the randomness: the proof assumes true randomness. Noise, and samples that fit drew "
+        f"itself, came {_SECURE}, so that they are as good as random to anyone who cannot break it"
+    ),
+    "some": (
+        "the pseudo-random generator: the proof assumes true randomness. Only the releases that "
+        "say so above have noise and samples of a cryptographic generator"
+    ),
+    "none": "the pseudo-random generator: the proof assumes true randomness",
+}
+_FILTER_COVERS = "; the figures above do not cover it, the ledger's adaptive budget does"
+_UNIT = (
+    "one record. The guarantee compares the result on the data with the result on the same data "
+    "with any one record "
+)
+_UNITS = {
+    "add_or_remove_one": _UNIT + "added or removed",
+    "replace_one": _UNIT + "replaced by any other",
+}
+_ACCOUNTANTS = {
+    "pld": (
+        "privacy loss distributions{grid}, rounded upwards: PLDAccountant of dp_accounting >= 0.5 "
+        "on the events below"
+    ),
+    "rdp": (
+        "Renyi differential privacy (the moments accountant): RdpAccountant of dp_accounting on "
+        "the events below"
+    ),
+}
+_OTHER_ADVANTAGES = (
+    "the smallest (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) of all (epsilon, delta) by the "
+    "accounting below, an upper bound"
+)
+_UNKNOWN_TO_ATTACKER = {
+    "add_or_remove_one": "everything about you but whether your record is in these data",
+    "replace_one": "everything in these data but which of two records is yours",
+}
+
+
+def plain_words(advantage: float, neighboring_relation: str) -> str:
+    """Returns a sentence on an attacker's advantage for the person whose record it is.
+
+    Args:
+      advantage: A number between 0 and 1, see `AttackBound`.
+      neighboring_relation: "add_or_remove_one" or "replace_one".
+    """
+    return (
+        f"A person who knows {_UNKNOWN_TO_ATTACKER[neighboring_relation]}, and who would guess "
+        "right half the time without these results, guesses right at most "
+        f"{up(50.0 * (1.0 + advantage), 3)} times in 100 with them."
+    )
+
+
+def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list[str]:
+    """Returns warnings about values of epsilon and delta that give little protection.
+
+    Args:
+      epsilon: The privacy loss, or infinity.
+      delta: Its delta.
+      num_records: The number of records; None if it is unknown, which leaves delta unchecked.
+    """
+    sentences = []
+    if math.isinf(epsilon):
+        sentences.append(
+            "NOT PRIVATE: without noise (or if the accountant's bound fails) no guarantee holds."
+        )
+    elif epsilon > 10.0:
+        sentences.append(
+            f"epsilon {shown(epsilon)} is too large to protect an individual meaningfully. "
+            "Aim below 10, better below 1."
+        )
+    if num_records is not None and delta > 0.1 / num_records:
+        sentences.append(
+            f"delta {delta:g} is large for {num_records} records: it should stay below "
+            f"{0.1 / num_records:.1e}, a tenth of one over their number, since a mechanism may "
+            "publish a random record with probability delta times their number."
+        )
+    return sentences
+
+
+def _event_text(event: DpEvent, halve: bool) -> str:
+    """Returns an event as Python code, with numbers in six digits, rounded conservatively.
+
+    `halve` is for an accountant whose multipliers are relative to the whole sensitivity of a
+    replacement.
+    """
+    name = type(event).__name__
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return f"{name}({down(event.noise_multiplier / (2.0 if halve else 1.0), 6)})"
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return f"{name}({_event_text(event.event, halve)}, {event.count})"
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return f"{name}({up(event.sampling_probability, 6)}, {_event_text(event.event, halve)})"
+    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        mechanism = _event_text(event.event, halve)
+        return f"{name}({event.source_dataset_size}, {event.sample_size}, {mechanism})"
+    return f"{name}()"
+
+
+def _covered(report: PrivacyReport) -> list[str]:
+    purposes = dict.fromkeys(run["purpose"] for run in report.releases if "purpose" in run)
+    included = "which were released with noise and are included"
+    return [*_COVERED, *(f"{purpose}, {included}" for purpose in purposes)]
+
+
+def _not_covered(report: PrivacyReport) -> list[str]:
+    known = "unknown here" if report.num_records is None else f"{report.num_records:,}"
+    declared = {
+        True: " and was declared",
+        False: ", although it was counted from the data, and is not protected",
+        None: "",
     }
+    budget = report.ledger_budget
+    kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
+    secure = [run.get("randomness") == "secure" for run in report.releases]
+    how_many = "all" if secure and all(secure) else "some" if any(secure) else "none"
+    fields = {
+        "num_records": known,
+        "generator": _GENERATORS[how_many],
+        "declared": declared[report.num_records_declared],
+        "adaptive": _FILTER_COVERS if kept else "",
+        "attributes": _ATTRIBUTES if report.neighboring_relation == "add_or_remove_one" else "",
+    }
+    sentences = [sentence.format(**fields) for sentence in _NOT_COVERED]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _headline(report: PrivacyReport) -> str:
+    if math.isinf(report.epsilon):
+        return "NOT PRIVATE. Sums of the records were released without noise."
+    if report.num_releases == 0:
+        return "Nothing has been released: these records have spent no privacy budget."
+    epsilon, delta = shown(report.epsilon), f"{report.delta:g}"
+    if report.unsafe:
+        return (
+            "NOT PRIVATE: exact values were shown besides the private results. For the private "
+            f"results alone, epsilon is {epsilon} at delta {delta}."
+        )
+    if report.seeded:
+        return (
+            "NOT PRIVATE, since seeded. Unseeded, a run with these settings would be "
+            f"({epsilon}, {delta})-differentially private."
+        )
+    replaced = report.neighboring_relation == "replace_one"
+    change = "as it is or replaced by another" if replaced else "present or absent"
+    factor = math.exp(report.epsilon) if report.epsilon < 700.0 else math.inf
+    return (
+        f"The results are ({epsilon}, {delta})-differentially private: whether any one record is "
+        f"{change} changes the probability of any outcome by a factor of at most {shown(factor)}, "
+        f"up to {delta} in absolute terms."
+    )
+
+
+def _facts(report: PrivacyReport) -> list[tuple[str, str]]:
+    facts = [
+        ("Data set", report.dataset_id or "not named"),
+        ("Unit of privacy", _UNITS[report.neighboring_relation]),
+        ("Adjacency", report.neighboring_relation.replace("_", " ")),
+        ("Epsilon spent", f"{shown(report.epsilon)} at delta {report.delta:g}"),
+    ]
+    if math.isfinite(report.epsilon):
+        facts += _attack_facts(report)
+    if report.budget_left is not None:
+        budget = f"{report.budget_epsilon:g} in total, {_left(report.budget_left)} left"
+        facts.append(("Budget", budget))
+    if report.ledger_budget is not None:
+        facts.append(("Ledger's budget", _budget_text(report.ledger_budget)))
+    spacing = report.grid_spacing
+    grid = " in closed form" if spacing is None else f", composed on a grid of {spacing:g}"
+    accounting = _ACCOUNTANTS.get(report.accountant, report.accountant)
+    facts.append(("Accounting", accounting.format(grid=grid)))
+    released = f"{report.num_releases:,} noisy sums"
+    if report.unconfirmed_steps:
+        released += (
+            f" (of which {report.unconfirmed_steps:,} were reserved but not confirmed; they count "
+            "as released)"
+        )
+    return [*facts, ("Releases so far", released)]
+
+
+def _attack_facts(report: PrivacyReport) -> list[tuple[str, str]]:
+    gaussian = (
+        f"mu {shown(report.mu)}: at every delta of at least {report.delta:g}, epsilon is at most "
+        "that of Gaussian differential privacy with this mu"
+    )
+    exact = report.accountant == "pld"
+    source = "delta at epsilon 0 by the accounting below" if exact else _OTHER_ADVANTAGES
+    advantage = (
+        f"{shown(report.advantage)} at most: true minus false positive rate of any attacker; "
+        f"{source}"
+    )
+    facts = [("Gaussian DP", gaussian), ("Advantage", advantage)]
+    if report.plain_words is not None:
+        facts.append(("In plain words", report.plain_words.rstrip(".")))
+    return facts
+
+
+def _budget_text(budget: Json) -> str:
+    total = f"{budget['epsilon']:g} at delta {budget['delta']:g} for all fits and models"
+    if not budget["adaptive"]:
+        left = _left(max(0.0, budget["epsilon"] - budget["spent"]))
+        return (
+            f"{total}, {left} left; not valid for settings chosen after looking at earlier results"
+        )
+    return (
+        f"{total}, adaptive: it covers settings chosen after looking at earlier results, by a "
+        f"Renyi filter: at order {budget['order']:g} divergences add up to "
+        f"{up(budget['spent'], 6)} of at most {down(budget['limit'], 6)}, which leave an attacker "
+        f"an advantage of at most {up(budget['advantage'], 3)}"
+    )
+
+
+def _releases(report: PrivacyReport) -> list[tuple[str, str]]:
+    facts = []
+    for number, run in enumerate(report.releases, 1):
+        part = "" if len(report.releases) == 1 else f", part {number}"
+        facts += [(f"How{part}", _release_text(run)), (f"Event{part}", run["dp_event"])]
+    if names := dict.fromkeys(name for run in report.releases for name in run.get("metrics", ())):
+        metrics = f"{', '.join(names)}: privatised, released with the steps and included"
+        facts.append(("Metrics", metrics))
+    return facts
+
+
+def _release_text(run: Json) -> str:
+    clip = run["l2_norm_clip"]
+    bound = "a fixed bound" if clip is None else f"length {clip:g}"
+    what = run.get("purpose", f"{run['num_releases']:,} steps")
+    text = (
+        f"{what}; {run['sampling_description']}; each record's contribution clipped to {bound}; "
+        f"Gaussian noise of {down(run['noise_multiplier'], 6)} times that bound"
+    )
+    if run["sensitivity"] != dataclasses.asdict(PER_RECORD_CLIP):
+        presence = up(run["sensitivity"]["add_or_remove"], 6)
+        replacement = up(run["sensitivity"]["replace"], 6)
+        text += (
+            ", times each part's scale; over these scales one record's presence moves what is "
+            f"released by up to {presence} times that bound, its replacement by up to "
+            f"{replacement} times"
+        )
+    if run.get("randomness") == "secure":
+        text += f"; noise, and samples that fit drew itself, {_SECURE}"
+    return text
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(text, width=96, initial_indent=first, subsequent_indent=rest)
+
+
+def _left(value: float) -> str:
+    return down(value, 3) if value else "nothing"
 
 
 def finite(value: float | None) -> float | str | None:
     """Returns a JSON-ready number: infinity becomes the string "inf"."""
     return "inf" if value is not None and math.isinf(value) else value
+
+
+def shown(value: float, digits: int = 3) -> str:
+    """Returns an epsilon as text, rounded up.
+
+    Args:
+      value: The epsilon, or infinity.
+      digits: The number of significant digits.
+    """
+    return "infinity" if math.isinf(value) else up(value, digits)
+
+
+def up(value: float, digits: int) -> str:
+    """Returns a number as text, rounded up, for what must not be understated, such as epsilon.
+
+    Args:
+      value: The number, finite.
+      digits: The number of significant digits.
+    """
+    return _rounded(value, digits, decimal.ROUND_CEILING)
+
+
+def down(value: float, digits: int) -> str:
+    """Returns a number as text, rounded down, for what must not be overstated, such as noise.
+
+    Args:
+      value: The number, finite.
+      digits: The number of significant digits.
+    """
+    return _rounded(value, digits, decimal.ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    rounded = decimal.Context(digits, rounding).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"

@@ -1,6 +1,7 @@
-"""Sampling schemes: how a release's records are drawn, and the resulting event (contract C4).
+"""Sampling schemes: how a release's records are drawn, and the resulting event (contract 4).
 
-Each TensorFlow sampler has one of these as `.scheme`, which is the only source of the accounting's events.
+Each TensorFlow sampler has a scheme as `.scheme`, which is the only source of the accounting's
+events.
 """
 
 import abc
@@ -20,14 +21,29 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 
 @dataclasses.dataclass(frozen=True)
 class SamplingScheme(abc.ABC):
-    """Base class of sampling schemes. To add one, define a frozen subclass with a `name` and JSON-ready fields."""
+    """Base class of sampling schemes.
+
+    To add a scheme, define a frozen subclass with a `name` and JSON-ready fields.
+
+    Attributes:
+      name: The scheme's name in plans and reports.
+      sentence: A sentence for the report, with fields in braces.
+      fits_merge: Whether releases of several fits cost the same as equally many of one fit.
+      relations: The neighboring relations under which `dp_event` is valid.
+
+    ```python
+    >>> from tfp_dpvi.privacy import FullBatch, PoissonSampling
+    >>> FullBatch().describe()
+    'full batches: every record takes part in every step'
+    >>> scheme_from_json(PoissonSampling(0.01).to_json())
+    PoissonSampling(probability=0.01)
+
+    ```
+    """
 
     name: ClassVar[str] = ""
-    sentence: ClassVar[str] = ""  # For the report, with fields in braces.
-    fits_merge: ClassVar[bool] = (
-        True  # Whether releases of several fits cost the same as equally many of one fit.
-    )
-    #: The neighboring relations under which `dp_event` is valid.
+    sentence: ClassVar[str] = ""
+    fits_merge: ClassVar[bool] = True
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (
         NeighboringRelation.ADD_OR_REMOVE_ONE,
         _REPLACE,
@@ -39,7 +55,12 @@ class SamplingScheme(abc.ABC):
 
     @abc.abstractmethod
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns the event of `num_releases` (at least 1) consecutive releases of `mechanism`, each on its own sample."""
+        """Returns the event of consecutive releases of a mechanism, each on its own sample.
+
+        Args:
+          mechanism: The event of one release on all records.
+          num_releases: The number of releases, at least 1.
+        """
 
     def describe(self) -> str:
         """Returns a sentence for the report."""
@@ -48,15 +69,21 @@ class SamplingScheme(abc.ABC):
     def check_relation(self, relation: NeighboringRelation) -> None:
         """Raises `UnsupportedPairError` for a neighboring relation that is not in `relations`."""
         if relation not in self.relations:
+            supported = " or ".join(relation.name.lower() for relation in self.relations)
             raise UnsupportedPairError(
                 f"sampling={self.name!r} is not supported under {relation.name.lower()}; use "
-                f"{' or '.join(r.name.lower() for r in self.relations)}, which compile takes as neighboring_relation=."
+                f"{supported}, which compile takes as neighboring_relation=."
             )
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
         """Returns the unit of the event's noise multiplier: without subsampling A, or half of D.
 
-        Under replace-one an event of multiplier m compares N(0, m^2) with N(2, m^2); see `accountants`.
+        Under replace-one an event of multiplier m compares N(0, m^2) with N(2, m^2); see
+        `tfp_dpvi.privacy.accountants`.
+
+        Args:
+          sensitivity: A and D, in units of the clip.
+          relation: The neighboring relation.
         """
         return sensitivity.replace / 2.0 if relation is _REPLACE else sensitivity.add_or_remove
 
@@ -69,8 +96,9 @@ def scheme_from_json(data: Json) -> SamplingScheme:
     """Rebuilds a scheme from `to_json`.
 
     Raises:
-      TypeError: a field has a value of another type.
-      ValueError: an unknown name, a field that is missing, unknown or out of its range, or no JSON object.
+      TypeError: A field has a value of another type.
+      ValueError: The name is unknown, a field is missing, unknown or out of its range, or the data
+        are no JSON object.
     """
     fields = check.fields("sampling", data)
     name = fields.pop("name", None)
@@ -86,50 +114,83 @@ def _repeated(event: DpEvent, count: int) -> DpEvent:
 
 @dataclasses.dataclass(frozen=True)
 class PoissonSampling(SamplingScheme):
-    """Each record enters each batch independently with probability q, expected batch size over `num_records`, in (0, 1]."""
+    """Each record enters each batch independently with probability q.
+
+    Attributes:
+      probability: q, the expected batch size over the number of records, in (0, 1].
+
+    ```python
+    >>> PoissonSampling(0.01).describe()[:64]
+    'Poisson sampling: every record takes part in every step independ'
+
+    ```
+    """
 
     probability: float
     name: ClassVar[str] = "poisson"
     sentence: ClassVar[str] = (
-        "Poisson sampling: every record takes part in every step independently, with probability {probability:.6g}"
+        "Poisson sampling: every record takes part in every step independently, with probability "
+        "{probability:.6g}"
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "probability", check.probability("probability", self.probability))
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns `PoissonSampledDpEvent(q, mechanism)`, self-composed."""
-        return _repeated(
-            dp_accounting.PoissonSampledDpEvent(self.probability, mechanism), num_releases
-        )
+        """See `SamplingScheme`. Returns `PoissonSampledDpEvent(q, mechanism)`, self-composed."""
+        event = dp_accounting.PoissonSampledDpEvent(self.probability, mechanism)
+        return _repeated(event, num_releases)
 
     def unit_sensitivity(self, sensitivity: Sensitivity, relation: NeighboringRelation) -> float:
-        """Returns A under both relations: a record and its replacement are each compared with absence, for every D."""
+        """See `SamplingScheme`. Returns A under both relations.
+
+        A record and its replacement are each compared with absence, for every D.
+        """
         del relation
         return sensitivity.add_or_remove
 
 
 @dataclasses.dataclass(frozen=True)
 class FullBatch(SamplingScheme):
-    """Every record takes part in every release, without amplification."""
+    """Every record takes part in every release, without amplification.
+
+    ```python
+    >>> FullBatch().describe()
+    'full batches: every record takes part in every step'
+
+    ```
+    """
 
     name: ClassVar[str] = "full_batch"
     sentence: ClassVar[str] = "full batches: every record takes part in every step"
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns the mechanism itself, self-composed."""
+        """See `SamplingScheme`. Returns the mechanism itself, self-composed."""
         return _repeated(mechanism, num_releases)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampling(SamplingScheme):
-    """Each batch is a uniformly random subset of fixed size of `num_records`, drawn independently for every release."""
+    """Each batch is a uniformly random subset of fixed size, independent for every release.
+
+    Attributes:
+      num_records: The exact number of records.
+      batch_size: The number of records of a batch, at most `num_records`.
+
+    ```python
+    >>> from dp_accounting import GaussianDpEvent
+    >>> FixedSizeSampling(1000, 10).dp_event(GaussianDpEvent(1.0), 5).count
+    5
+
+    ```
+    """
 
     num_records: int
     batch_size: int
     name: ClassVar[str] = "fixed_size"
     sentence: ClassVar[str] = (
-        "fixed-size sampling: every step draws {batch_size:,} of the {num_records:,} records at random, without replacement"
+        "fixed-size sampling: every step draws {batch_size:,} of the {num_records:,} records at "
+        "random, without replacement"
     )
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
@@ -138,11 +199,12 @@ class FixedSizeSampling(SamplingScheme):
             object.__setattr__(self, name, check.count(name, getattr(self, name), 1))
         if self.batch_size > self.num_records:
             raise ValueError(
-                f"batch_size={self.batch_size} exceeds num_records={self.num_records}; use FullBatch()."
+                f"batch_size={self.batch_size} exceeds num_records={self.num_records}; use "
+                "FullBatch()."
             )
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns `SampledWithoutReplacementDpEvent(N, batch_size, mechanism)`, self-composed."""
+        """See `SamplingScheme`. Returns `SampledWithoutReplacementDpEvent`, self-composed."""
         event = dp_accounting.SampledWithoutReplacementDpEvent(
             self.num_records, self.batch_size, mechanism
         )
@@ -153,27 +215,44 @@ class FixedSizeSampling(SamplingScheme):
 class EachRecordOncePerEpoch(SamplingScheme):
     """A user's own batches in which each record occurs at most once per epoch: no amplification.
 
-    Declaring it states that the batches of an epoch are disjoint, and that a record's batch does not depend on the records'
-    values. It is supported only under replace-one: in `dataset.batch(B)`, adding or removing a record moves others.
+    Declaring it states that the batches of an epoch are disjoint, and that a record's batch does
+    not depend on the records' values. It is supported only under replace-one: in
+    `dataset.batch(B)`, adding or removing a record moves others.
 
-    Formal guarantee: within an epoch of `steps_per_epoch` releases a record affects only one, so an epoch, also a partial one,
-    costs as much as one release on all records (parallel composition), for any shuffling.
+    Attributes:
+      steps_per_epoch: The number of steps of an epoch, at least 1.
+
+    #### Formal guarantee
+
+    Within an epoch of `steps_per_epoch` releases a record affects only one of them. So an epoch,
+    also a partial one, costs as much as one release on all records (parallel composition), for any
+    shuffling.
+
+    ```python
+    >>> from dp_accounting import GaussianDpEvent
+    >>> EachRecordOncePerEpoch(10).dp_event(GaussianDpEvent(1.0), 25).count
+    3
+
+    ```
     """
 
     steps_per_epoch: int
     name: ClassVar[str] = "each_record_once_per_epoch"
     sentence: ClassVar[str] = (
-        "the user's own batches, declared to have each record at most once per epoch of {steps_per_epoch:,} steps, in a batch "
-        "that does not depend on the records' values; without amplification by sampling"
+        "the user's own batches, declared to have each record at most once per epoch of "
+        "{steps_per_epoch:,} steps, in a batch that does not depend on the records' values; "
+        "without amplification by sampling"
     )
     fits_merge: ClassVar[bool] = False
     relations: ClassVar[tuple[NeighboringRelation, ...]] = (_REPLACE,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "steps_per_epoch", check.count("steps_per_epoch", self.steps_per_epoch, 1)
-        )
+        steps = check.count("steps_per_epoch", self.steps_per_epoch, 1)
+        object.__setattr__(self, "steps_per_epoch", steps)
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
-        """Returns one mechanism for each full or partial epoch: any record may be in one of its releases."""
+        """See `SamplingScheme`. Returns one mechanism for each full or partial epoch.
+
+        Any record may be in one of an epoch's releases.
+        """
         return _repeated(mechanism, -(-num_releases // self.steps_per_epoch))

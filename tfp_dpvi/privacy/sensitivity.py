@@ -1,4 +1,4 @@
-"""The sensitivity of released sums to one record (contract C3), and joint releases on one sample."""
+"""The sensitivity of released sums to one record (contract 3)."""
 
 import dataclasses
 from typing import Any, TypeAlias
@@ -9,7 +9,8 @@ from tfp_dpvi import _validate as check
 Json: TypeAlias = dict[str, Any]
 
 
-_SMALLEST = 1e-100  # Noise in units of less has no float.
+# Noise in a smaller unit has no float.
+_SMALLEST = 1e-100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +18,22 @@ class Sensitivity:
     """L2 sensitivity of a released sum, in units of `l2_norm_clip`.
 
     Attributes:
-      add_or_remove: A, sensitivity to adding or removing one record.
-      replace: D, sensitivity to replacing one record by another; never above 2 A.
+      add_or_remove: A, the sensitivity to adding or removing one record.
+      replace: D, the sensitivity to replacing one record by another; never above 2 A.
+
+    Raises:
+      ValueError: A number is not positive, or D is above 2 A.
+
+    A plain clip of each record's contribution has the default. A record that adds a non-negative
+    vector moves the sum by less when it is replaced:
+
+    ```python
+    >>> Sensitivity()
+    Sensitivity(add_or_remove=1.0, replace=2.0)
+    >>> Sensitivity(add_or_remove=1.0, replace=2.0**0.5).replace
+    1.4142135623730951
+
+    ```
     """
 
     add_or_remove: float = 1.0
@@ -29,11 +44,13 @@ class Sensitivity:
         d = check.positive("replace", self.replace)
         if min(a, d) < _SMALLEST:
             raise ValueError(
-                f"add_or_remove={a} and replace={d} must be at least {_SMALLEST:g}; pass them in units of l2_norm_clip."
+                f"add_or_remove={a} and replace={d} must be at least {_SMALLEST:g}; pass them in "
+                "units of l2_norm_clip."
             )
         if d > 2.0 * a * (1.0 + 1e-9):
             raise ValueError(
-                f"replace={self.replace!r} must be at most twice add_or_remove={a}; pass a larger add_or_remove."
+                f"replace={self.replace!r} must be at most twice add_or_remove={a}; pass a larger "
+                "add_or_remove."
             )
         object.__setattr__(self, "add_or_remove", a)
         object.__setattr__(self, "replace", d)

@@ -1,4 +1,7 @@
-"""Samplers of the records of a step. Each sampler states the scheme that the accounting uses (contract C4)."""
+"""Samplers of the records of a step.
+
+Each sampler states the scheme that the accounting uses (contract 4).
+"""
 
 from tfp_dpvi.sampling.base import Sampler
 from tfp_dpvi.sampling.choose import BatchNeeds, make_sampler, register_sampler

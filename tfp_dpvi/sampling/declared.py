@@ -11,10 +11,30 @@ from tfp_dpvi.sampling.full_batch import in_order
 
 
 class DeclaredBatchSampler(Sampler):
-    """Takes all rows of a padded batch that was drawn elsewhere; the accounting holds only if the declared `scheme` is true."""
+    """Takes all rows of a padded batch that was drawn elsewhere.
+
+    The accounting holds only if the declared scheme is true.
+
+    Args:
+      num_rows: The number of rows of a padded batch.
+      scheme: The scheme that the batches are declared to follow.
+      physical_batch_size: The number of records at a time.
+
+    ```python
+    >>> from tfp_dpvi._tf import tf
+    >>> from tfp_dpvi.privacy import EachRecordOncePerEpoch
+    >>> sampler = DeclaredBatchSampler(4, EachRecordOncePerEpoch(10), physical_batch_size=4)
+    >>> batch = sampler.on({"mask": tf.constant([True, True, True, False])})
+    >>> count = lambda carry, indices, mask: carry + tf.reduce_sum(tf.cast(mask, tf.int64))
+    >>> int(batch.for_each_batch(tf.zeros([2], tf.int64), count, tf.constant(0, tf.int64)))
+    3
+
+    ```
+    """
 
     def __init__(self, num_rows: int, scheme: SamplingScheme, physical_batch_size: int) -> None:
-        self.num_available, self.physical_batch_size = num_rows, min(physical_batch_size, num_rows)
+        self.num_available = num_rows
+        self.physical_batch_size = min(physical_batch_size, num_rows)
         self._scheme = scheme
         self._mask: tf.Tensor | None = None
 
@@ -36,7 +56,7 @@ class DeclaredBatchSampler(Sampler):
         present, count = self._mask, self.num_available
         last = tf.reduce_max(tf.where(present, tf.range(1, count + 1, dtype=tf.int64), 0))
 
-        def of_present(carry: Carry, rows: tf.Tensor, mask: tf.Tensor) -> Carry:
+        def body_of_present(carry: Carry, rows: tf.Tensor, mask: tf.Tensor) -> Carry:
             return body(carry, rows, mask & tf.gather(present, rows))
 
-        return in_order(count, self.physical_batch_size, last, of_present, initial)
+        return in_order(count, self.physical_batch_size, last, body_of_present, initial)

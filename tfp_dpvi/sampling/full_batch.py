@@ -9,7 +9,21 @@ from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
 
 class FullBatchSampler(Sampler):
-    """All records in order, in physical batches (default: one), without a key and without amplification."""
+    """Takes all records in order, without a key and without amplification.
+
+    Args:
+      num_available: The number of records.
+      physical_batch_size: The number of records at a time; by default all.
+
+    Raises:
+      ValueError: A size is below 1.
+
+    ```python
+    >>> FullBatchSampler(num_available=1000).scheme
+    FullBatch()
+
+    ```
+    """
 
     def __init__(self, num_available: int, physical_batch_size: int | None = None) -> None:
         self.num_available = check.count("num_available", num_available, 1)
@@ -34,16 +48,28 @@ class FullBatchSampler(Sampler):
 def in_order(
     count: int, size: int, end: tf.Tensor | int, body: Body[Carry], initial: Carry
 ) -> Carry:
-    """Calls `body` with indices below `count`, `size` at a time, for all indices below `end`; see `Sampler`."""
-    if size == count:  # Without a loop.
+    """Calls a function for indices in order, see `Sampler.for_each_batch`.
+
+    Args:
+      count: The number of indices; those from `count` on are padding.
+      size: The number of indices at a time.
+      end: The loop stops before the first batch that begins at or after this index.
+      body: `body(carry, indices, mask) -> carry`.
+      initial: The first carry.
+
+    Returns:
+      The last carry.
+    """
+    # A single batch needs no loop.
+    if size == count:
         return body(initial, tf.range(count, dtype=tf.int64), tf.ones([count], tf.bool))
 
-    def one(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
+    def next_batch(start: tf.Tensor, carry: Carry) -> tuple[tf.Tensor, Carry]:
         indices = start + tf.range(size, dtype=tf.int64)
         return start + size, body(carry, tf.minimum(indices, count - 1), indices < count)
 
     begin = (tf.constant(0, tf.int64), initial)
     last_carry: Carry = tf.while_loop(
-        lambda start, _: start < end, one, begin, parallel_iterations=1
+        lambda start, _: start < end, next_batch, begin, parallel_iterations=1
     )[1]
     return last_carry

@@ -12,17 +12,28 @@ from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
-_RARE = 1e-15  # The probability that a step's sample takes more words than its tape has.
+# The probability that a step's sample takes more words than its tape has.
+_RARE = 1e-15
 
 
 def poisson_gaps(
     key: tf.Tensor, shape: list[int], probability: float, limit: int, number: int | tf.Tensor = 0
 ) -> tf.Tensor:
-    """Draws distances between consecutive included records: geometric on {1, 2, ...}, capped at `limit + 1`, int64.
+    """Draws distances between consecutive included records: geometric on {1, 2, ...}.
 
-    Inversion of a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. `1 - u` is never 0, so the logarithm
-    is finite; the cap precedes the cast to int64. The uniform has 52 bits, so inclusion probabilities have a relative error
-    of 2^-52 / q. `number` is that of the draw, see `_random.uniform`.
+    The distances invert a float64 uniform u in [0, 1): `floor(log1p(-u) / log1p(-q)) + 1`. As
+    `1 - u` is never 0, the logarithm is finite. The cap precedes the cast to int64. The uniform has
+    52 bits, so that inclusion probabilities have a relative error of 2^-52 / q.
+
+    Args:
+      key: int64 of shape [2], or a tape of words.
+      shape: The shape of the result.
+      probability: q, in (0, 1).
+      limit: Distances are capped at `limit + 1`.
+      number: The number of the draw, see `_random.uniform`.
+
+    Returns:
+      int64 of this shape.
     """
     uniform = _random.uniform(key, shape, number)
     skipped = tf.floor(tf.math.log1p(-uniform) / tf.constant(math.log1p(-probability), tf.float64))
@@ -30,32 +41,54 @@ def poisson_gaps(
 
 
 def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
-    """Returns cumulative sums of positive int64 of shape [P], exact below 2^53 and otherwise at least 2^53.
+    """Returns cumulative sums of positive int64 of shape [P].
 
-    Uses products with triangular matrices of ones, in about sqrt(P) rows: XLA's cumulative sum takes three times as long.
+    They are exact below 2^53 and otherwise at least 2^53. They are products with triangular
+    matrices of ones, in about sqrt(P) rows: XLA's cumulative sum takes three times as long.
     """
     count = int(gaps.shape[0])
     width = math.ceil(math.sqrt(count))
     rows = math.ceil(count / width)
-    table = tf.reshape(
-        tf.pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]]), [rows, width]
-    )
+    padded = tf.pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]])
+    table = tf.reshape(padded, [rows, width])
     within = tf.linalg.matmul(table, tf.constant(np.triu(np.ones([width, width]))))
     before = tf.linalg.matvec(tf.constant(np.tril(np.ones([rows, rows]), -1)), within[:, -1])
     return tf.cast(tf.reshape(within + before[:, None], [rows * width])[:count], tf.int64)
 
 
 class PoissonSampler(Sampler):
-    """Includes each of N records, at most 2^40, independently with probability q in (0, 1).
+    """Includes each record independently with probability q.
 
-    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass the last record; by default P
-    is `q N + 3 sqrt(q N)`, which covers nearly every sample. No record is dropped from a large batch; truncation at a fixed
-    capacity would change the event.
+    The included indices are the partial sums of geometric gaps, drawn P at a time until they pass
+    the last record. No record is dropped from a large batch: truncation at a fixed capacity would
+    change the event.
+
+    Args:
+      num_available: N, the number of records, at most 2^40.
+      probability: q, in (0, 1).
+      physical_batch_size: P, the number of records at a time. By default it is about
+        `q N + 3 sqrt(q N)`, which covers nearly every sample.
+
+    Raises:
+      ValueError: A number is out of its range.
 
     #### Formal guarantee
 
-    Inclusions are independent Bernoulli(q) across records and across keys, up to the pseudo-random generator and the
-    52 bits of its uniforms; `scheme` is `PoissonSampling(q)`. The running time depends on the realised batch size.
+    Inclusions are independent Bernoulli(q) across records and across keys, up to the pseudo-random
+    generator and the 52 bits of its uniforms. `scheme` is `PoissonSampling(q)`. The running time
+    depends on the realised batch size.
+
+    ```python
+    >>> from tfp_dpvi._tf import tf
+    >>> sampler = PoissonSampler(num_available=1000, probability=0.01)
+    >>> sampler.scheme, sampler.physical_batch_size
+    (PoissonSampling(probability=0.01), 24)
+    >>> count = lambda carry, indices, mask: carry + tf.reduce_sum(tf.cast(mask, tf.int64))
+    >>> key = tf.constant([1, 2], tf.int64)
+    >>> 0 <= int(sampler.for_each_batch(key, count, tf.constant(0, tf.int64))) <= 1000
+    True
+
+    ```
     """
 
     def __init__(
@@ -70,7 +103,8 @@ class PoissonSampler(Sampler):
         mean = num_available * probability
         if physical_batch_size is None:
             physical_batch_size = math.ceil(mean + 3.0 * math.sqrt(mean)) + 4
-        self.num_available, self.probability = int(num_available), float(probability)
+        self.num_available = int(num_available)
+        self.probability = float(probability)
         self.physical_batch_size = min(
             check.count("physical_batch_size", physical_batch_size, 1), self.num_available
         )
@@ -82,9 +116,10 @@ class PoissonSampler(Sampler):
 
     @property
     def num_words(self) -> int:
-        """See `Sampler`: room for all gaps, but for a sample of probability below 1e-15."""
-        mean, surprise = self.num_available * self.probability, -math.log(_RARE)
-        # Bernstein's inequality; one gap more passes the last record.
+        """See `Sampler`. The words are enough except with a probability below 1e-15."""
+        mean = self.num_available * self.probability
+        surprise = -math.log(_RARE)
+        # This is Bernstein's inequality. One gap more passes the last record.
         beyond = surprise / 3.0 + math.sqrt(surprise**2 / 9.0 + 2.0 * surprise * mean)
         most = min(self.num_available, math.ceil(mean + beyond)) + 1
         size = self.physical_batch_size
@@ -97,7 +132,7 @@ class PoissonSampler(Sampler):
         def more(last: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return last < count - 1
 
-        def one(
+        def next_batch(
             last: tf.Tensor, number: tf.Tensor, carry: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             size = [self.physical_batch_size]
@@ -108,5 +143,5 @@ class PoissonSampler(Sampler):
             return indices[-1], number + 1, carry
 
         start = (tf.constant(-1, tf.int64), tf.constant(0, tf.int64), initial)
-        last_carry: Carry = tf.while_loop(more, one, start, parallel_iterations=1)[2]
+        last_carry: Carry = tf.while_loop(more, next_batch, start, parallel_iterations=1)[2]
         return last_carry

@@ -1,8 +1,11 @@
-"""Descriptions, mixture models and samples of tables with mixed columns; `tfp_dpvi.Synthesizer` uses them."""
+"""Schemas, mixture models and samples of tables with mixed columns.
+
+`tfp_dpvi.Synthesizer` uses them.
+"""
 
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dates import Date
-from tfp_dpvi.data.schema import Layout, Table, TableData
+from tfp_dpvi.data.schema import Layout, Schema, Table, TableData
 from tfp_dpvi.synthetic.grouping import Grouped, crowded, depths, group, histograms
 from tfp_dpvi.synthetic.mixture import (
     Segments,
@@ -28,6 +31,7 @@ __all__ = [
     "NoisyPairs",
     "Pairs",
     "RubinEstimate",
+    "Schema",
     "Segments",
     "Synthesizer",
     "Table",

@@ -1,11 +1,13 @@
 """A table as a TFP mixture: public prior and likelihood of one coded record.
 
-Each of K components is a product over columns of distributions over levels. A missing value is left out of the product;
-missingness has its own Bernoulli distribution. Components share only their prior.
+Each of K components is a product over columns of distributions over levels. A missing value is left
+out of the product; missingness has its own Bernoulli distribution. Components share only their
+prior.
 
-All parameters lie on the real line: a probability vector is the softmax of logits whose exponentials are Gamma, which is a
-Dirichlet distribution without its simplex. Records' gradients in the parameters are therefore bounded (in logits, by the
-difference of two probability vectors), and can be clipped there and pulled back ("aligned" gradients of `DPVI`).
+All parameters lie on the real line: a probability vector is the softmax of logits whose
+exponentials are Gamma, which is a Dirichlet distribution without its simplex. Records' gradients in
+the parameters are therefore bounded (in logits, by the difference of two probability vectors), and
+can be clipped there and pulled back ("aligned" gradients of `DPVI`).
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfp_dpvi import _random
+from tfp_dpvi import _deprecation, _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import NotReparameterized, tf, tfd, tfp
 from tfp_dpvi.data.columns import MISSING
-from tfp_dpvi.data.schema import Table
+from tfp_dpvi.data.schema import Schema
 
 Params = dict[str, tf.Tensor]
 """A draw from `make_prior`, or tensors of the same structure."""
@@ -27,21 +29,32 @@ Params = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Segments:
-    """The layout of the columns' levels in a row of the table of log-probabilities."""
+    """The layout of the columns' levels in a row of the table of log-probabilities.
 
-    sizes: tuple[
-        int, ...
-    ]  # Levels of each column, then 2 (present, missing) for each column that may miss values.
-    maybe_missing: tuple[int, ...]  # Indices of these columns.
+    ```python
+    >>> from tfp_dpvi.synthetic import Binary, Categorical, Schema, Segments
+    >>> schema = Schema({"ward": Categorical(["A", "B", "C"], missing=True), "ill": Binary()})
+    >>> Segments.of(schema)
+    Segments(sizes=(3, 2, 2), maybe_missing=(0,))
+
+    ```
+
+    Attributes:
+      sizes: Levels of each column, then 2 (present, missing) for each column that may miss values.
+      maybe_missing: Indices of these columns.
+    """
+
+    sizes: tuple[int, ...]
+    maybe_missing: tuple[int, ...]
 
     @classmethod
-    def of(cls, table: Table) -> Segments:
-        """Returns the segments of a table."""
-        columns = tuple(table.columns.values())
+    @_deprecation.renamed_argument("table", "schema")
+    def of(cls, schema: Schema) -> Segments:
+        """Returns the segments of a schema."""
+        columns = tuple(schema.columns.values())
         maybe_missing = tuple(place for place, column in enumerate(columns) if column.missing)
-        return cls(
-            (*(column.num_levels for column in columns), *(2 for _ in maybe_missing)), maybe_missing
-        )
+        sizes = [column.num_levels for column in columns] + [2] * len(maybe_missing)
+        return cls(tuple(sizes), maybe_missing)
 
     @property
     def num_columns(self) -> int:
@@ -49,26 +62,38 @@ class Segments:
         return len(self.sizes) - len(self.maybe_missing)
 
 
+@_deprecation.renamed_argument("table", "schema")
 def make_prior(
-    table: Table, num_components: int, *, concentration: float = 1.0
+    schema: Schema, num_components: int, *, concentration: float = 1.0
 ) -> tfd.Distribution:
-    """Builds the public prior over the parameters of a mixture of K components, with symmetric Dirichlet priors.
+    """Builds the public prior over a mixture's parameters: symmetric Dirichlet distributions.
 
-    A TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up to a constant.
+    Args:
+      schema: The public description of the columns.
+      num_components: The number K of components.
+      concentration: The concentration of every Dirichlet distribution.
+
+    Returns:
+      A TFP `JointDistributionNamed` of float32: "weights" [K] and "levels" [K, levels], logits up
+      to a constant.
     """
     num = check.count("num_components", num_components, 1)
     logits = tfd.ExpGamma(
         np.float32(check.positive("concentration", concentration)), np.float32(1.0)
     )
-    shapes = {"weights": [num], "levels": [num, sum(Segments.of(table).sizes)]}
+    shapes = {"weights": [num], "levels": [num, sum(Segments.of(schema).sizes)]}
     return tfd.JointDistributionNamed(
         {name: tfd.Sample(logits, shape) for name, shape in shapes.items()}
     )
 
 
-def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
-    """Returns the likelihood: maps parameters, structured like `make_prior`'s, to the `TableMixture` of one coded record."""
-    segments = Segments.of(table)
+@_deprecation.renamed_argument("table", "schema")
+def make_likelihood(schema: Schema) -> Callable[[Params], TableMixture]:
+    """Returns the likelihood of one coded record: a function from parameters to a `TableMixture`.
+
+    The parameters are structured like draws from `make_prior`.
+    """
+    segments = Segments.of(schema)
 
     def likelihood(params: Params) -> TableMixture:
         return TableMixture(params["weights"], log_table_of(segments, params), segments)
@@ -76,8 +101,9 @@ def make_likelihood(table: Table) -> Callable[[Params], TableMixture]:
     return likelihood
 
 
+@_deprecation.renamed_argument("table", "schema")
 def starting_point(
-    table: Table,
+    schema: Schema,
     num_components: int,
     *,
     target: str | None = None,
@@ -86,25 +112,44 @@ def starting_point(
 ) -> dict[str, np.ndarray]:
     """Draws initial parameters, without records: equal components would stay equal.
 
-    Over the levels of a target, which synthetic records will be used to predict, the components are spread: each starts with
-    odds of e^4 for its own level. Other logits have the standard deviation `spread`.
+    Args:
+      schema: The public description of the columns.
+      num_components: The number K of components.
+      target: A column that synthetic records will be used to predict, or None. Over its levels, the
+        components are spread: each starts with odds of e^4 for its own level.
+      spread: The standard deviation of the other logits.
+      seed: Makes the draws repeatable.
+
+    Returns:
+      float32 arrays "weights" [K] and "levels" [K, levels].
+
+    Raises:
+      ValueError: The target is no column of the schema.
     """
-    segments = Segments.of(table)
+    segments = Segments.of(schema)
     levels = np.random.default_rng(seed).normal(0.0, spread, [num_components, sum(segments.sizes)])
     if target is not None:
-        if target not in table.columns:
+        if target not in schema.columns:
             raise ValueError(
-                f"target={check.shown(target)} is no column of the table: "
-                f"{', '.join(map(repr, table.names))}."
+                f"target={check.shown(target)} is no column of the schema: "
+                f"{', '.join(map(repr, schema.names))}."
             )
-        place = table.names.index(target)
+        place = schema.names.index(target)
         begin, size = sum(segments.sizes[:place]), segments.sizes[place]
         levels[:, begin : begin + size] = 4.0 * np.eye(size)[np.arange(num_components) % size]
     return {"weights": np.zeros(num_components, np.float32), "levels": levels.astype(np.float32)}
 
 
 def log_table_of(segments: Segments, params: Params) -> tf.Tensor:
-    """Returns log-probabilities of every level in every component: [K, levels], normalised within each segment."""
+    """Returns log-probabilities of every level in every component.
+
+    Args:
+      segments: The segments of a row, in each of which the probabilities sum to 1.
+      params: Parameters of the mixture.
+
+    Returns:
+      float32 tensor of shape [K, levels].
+    """
     parts = tf.split(params["levels"], segments.sizes, axis=-1)
     return tf.concat([tf.nn.log_softmax(part) for part in parts], axis=-1)
 
@@ -112,7 +157,24 @@ def log_table_of(segments: Segments, params: Params) -> tf.Tensor:
 class TableMixture(tfd.MixtureSameFamily):
     """The distribution of one coded record: int32 events of shape [columns], -1 for missing values.
 
-    A `tfd.MixtureSameFamily` of products over columns: logits [K], and log-probabilities of levels [K, levels].
+    It is a `tfd.MixtureSameFamily` of products over columns.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.synthetic import Binary, Schema, make_likelihood
+    >>> mixture = make_likelihood(Schema({"ill": Binary()}))(
+    ...     {"weights": np.zeros(1, "float32"), "levels": np.array([[0.0, np.log(3.0)]], "float32")}
+    ... )
+    >>> mixture.prob([[0], [1]]).numpy().round(2).tolist()
+    [0.25, 0.75]
+
+    ```
+
+    Args:
+      logits: Log-probabilities of the components up to a constant, of shape [K].
+      log_table: Log-probabilities of the levels, of shape [K, levels].
+      segments: The layout of a row of `log_table`.
+      name: The name of the distribution.
     """
 
     def __init__(
@@ -169,7 +231,7 @@ class _Product(NotReparameterized):
         return tf.reduce_sum(chosen * self.log_table, axis=-1)
 
     def chosen(self, codes: tf.Tensor) -> tf.Tensor:
-        """Returns ones at a record's levels, [..., levels]; none in a column with a missing value."""
+        """Returns ones at records' levels, [..., levels]; none in a column with a missing value."""
         kinds = tf.unstack(codes, num=self.segments.num_columns, axis=-1)
         kinds += [
             tf.cast(kinds[place] == MISSING, tf.int32) for place in self.segments.maybe_missing

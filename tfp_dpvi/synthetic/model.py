@@ -2,124 +2,187 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
+from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import _random, serialization
-from tfp_dpvi._tf import function_of_model, keras, register_keras_serializable, tf, tfd
+from tfp_dpvi import _random, serialization, surrogates
+from tfp_dpvi._tf import (
+    Optimizer,
+    Structure,
+    function_of_model,
+    keras,
+    register_keras_serializable,
+    tf,
+    tfd,
+)
+from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.bayes.predictive import PosteriorPredictive, over_draws, posterior_draws
 from tfp_dpvi.data import Records
-from tfp_dpvi.data.schema import Layout, Table
+from tfp_dpvi.data.schema import Layout, Schema
 from tfp_dpvi.data.shapes import input_specs
-from tfp_dpvi.models.dpvi import DPVI
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan, plan_counts
-from tfp_dpvi.privacy.budgets import EpsilonBudget
-from tfp_dpvi.privacy.plan import compose
+from tfp_dpvi.export import ExportedFunction
+from tfp_dpvi.models import exporting
+from tfp_dpvi.models.base import DPModel
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 from tfp_dpvi.synthetic.mixture import Segments, make_likelihood
 from tfp_dpvi.synthetic.pairs import NoisyPairs
+from tfp_dpvi.training.budget import PrivacyTarget
 
 _RATE = 0.1
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts:
+    """The model's values in a plain object, so that Keras tracks only the surrogate's variables."""
+
+    bayesian_model: BayesianModel
+    surrogate: tfd.Distribution
+    make_prior: Callable[[], tfd.Distribution]
+
+
 @register_keras_serializable("tfp_dpvi", "TableModel")
-class TableModel(DPVI):
-    """A `DPVI` of a table's coded records, whose surrogate is fitted to noisy counts."""
+class TableModel(DPModel):
+    """A mixture model of coded records, whose surrogate posterior is fitted to noisy counts.
+
+    It is a `DPModel` because it is saved in one `.keras` file with its ledger, which needs a Keras
+    class, and for `DPModel`'s report and export. It has no private step: nothing is fitted to
+    records, and it has no optimizer.
+
+    Args:
+      table: The schema with the model's levels; the name is that of saved files.
+      prior: Function without arguments that returns the prior, as `make_prior` with its arguments.
+      surrogate_posterior: A trainable distribution over the prior's parameters, or "mean_field".
+      target: The column that synthetic records should predict, or None.
+      layout: `Layout.to_config` of the fitted data, or None before a fit.
+      seed: See `DPModel`.
+    """
+
+    num_predictive_draws = 200
 
     def __init__(
         self,
-        table: Table,
-        prior: tfd.Distribution | Callable[[], tfd.Distribution],
+        table: Schema,
+        prior: Callable[[], tfd.Distribution],
         surrogate_posterior: tfd.Distribution | str,
         *,
         target: str | None = None,
         layout: dict[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__(
-            prior,
-            make_likelihood(table),
-            surrogate_posterior,
-            clipping="flat",
-            seed=seed,
-            name="synthesizer",
-        )
-        self._segments = Segments.of(table)
-        self.table, self.target = table, target  # With the model's levels.
-        self.layout = (
-            None if layout is None else Layout.from_config(layout)
-        )  # Of synthetic tables, after a fit.
+        model = BayesianModel(prior(), make_likelihood(table))
+        super().__init__(seed=seed, name="synthesizer", dtype=model.dtype.name)
+        surrogate = surrogates.build(surrogate_posterior, model.prior, seed=seed)
+        self._parts = _Parts(model, surrogate, prior)
+        self._privacy_target: PrivacyTarget | None = None
+        # The variables instead of the distribution, whose TFP caches weight files cannot save.
+        self._surrogate_variables = list(surrogate.trainable_variables)
+        self.seed = seed
+        self.schema = table
+        self.target = target
+        self.layout = None if layout is None else Layout.from_config(layout)
+        self.built = True
+
+    # ------------------------------------------------------------------ saving
 
     def get_config(self) -> dict[str, Any]:
         """Returns the public description and the ledger."""
         # The initial values are left out: loaded weights replace them.
         parts = {
-            "table": self.table,
+            "table": self.schema,
             "layout": None if self.layout is None else self.layout.to_config(),
-            "prior": self._model.arguments["prior"],
+            "prior": self._parts.make_prior,
             "surrogate_posterior": "mean_field",
         }
         return {
-            **super(DPVI, self).get_config(),
+            **super().get_config(),
             "target": self.target,
             "parts": {name: serialization.encode(part, name) for name, part in parts.items()},
         }
 
-    def describe(self, table: Table, layout: Layout) -> None:
-        """Sets the released levels, of the same number as before, and the public layout."""
-        assert Segments.of(table).sizes == self._segments.sizes
-        self.table, self.layout = table, layout
+    def get_compile_config(self) -> dict[str, Any] | None:
+        """Returns the privacy target, JSON-ready; None before a fit."""
+        target = self.privacy_target
+        if target is None:
+            return None
+        return {
+            "epsilon": target.epsilon,
+            "delta": target.delta,
+            "noise_multiplier": target.noise,
+            "accountant": target.accountant,
+            "neighboring_relation": target.neighboring_relation.name,
+        }
 
-    def plans(
-        self, releases: Sequence[tuple[str, float, float]], num_records: int
-    ) -> list[PrivacyPlan]:
-        """Returns the plans of releases (purpose, norm, share of the budget), in addition to all that is in the ledger."""
-        target, ledger = self.privacy_target, self.privacy_ledger
-        assert target is not None
-        plans = plan_counts(
-            releases,
-            noise=target.noise,
-            epsilon=target.epsilon,
-            delta=target.delta,
-            prior_events=ledger.events(),
-            neighboring_relation=target.neighboring_relation,
-            accountant=target.accountant,
-            num_records=num_records,
-        )
-        if (
-            ledger.budget is not None and ledger.renyi_filter is None and len(plans) > 1
-        ):  # Before the first is charged.
-            budget = EpsilonBudget(*ledger.budget)
-            every = compose(
-                [*ledger.events(), *(plan.dp_event for plan in plans[:-1])], plans[-1].dp_event
+    @property
+    def privacy_target(self) -> PrivacyTarget | None:
+        """The privacy settings of the `Synthesizer`, or None before a fit."""
+        return self._privacy_target
+
+    def set_privacy(self, target: PrivacyTarget, ledger: PrivacyLedger | None = None) -> None:
+        """Sets the privacy settings, which other models take in `compile`.
+
+        Args:
+          target: The settings.
+          ledger: The ledger of later releases; None keeps the one that the model has.
+
+        Raises:
+          ValueError: The model has releases in another ledger.
+        """
+        self.set_ledger(ledger)
+        self._privacy_target = target
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Sets the privacy target from `get_compile_config`, or from that of a file of 0.2."""
+        # In 0.2 the noise multiplier was that of an optimizer.
+        noisy = config["optimizer"]["config"] if "optimizer" in config else config
+        self.set_privacy(
+            PrivacyTarget(
+                epsilon=config["epsilon"],
+                delta=config["delta"],
+                noise=noisy["noise_multiplier"],
+                accountant=config["accountant"],
+                neighboring_relation=NeighboringRelation[config["neighboring_relation"]],
             )
-            if not budget.allows(every, target.neighboring_relation):
-                raise BudgetExhaustedError(
-                    f"{budget}, the ledger's own, does not allow this fit: lower epsilon."
-                )
-        secure = self._dp.seed is None  # See `release`.
-        return [plan.replace(randomness="secure" if secure else "") for plan in plans]
+        )
 
-    def release(self, counts: np.ndarray, plan: PrivacyPlan, number: int) -> np.ndarray:
-        """Reserves a fit's release of this number (contract C6), and returns counts of any shape with noise."""
-        state = self._dp
-        assert state.target is not None
-        key = _random.noise_key(counts.size, state.seed, number)
-        with state.account.ledger.reserved(
-            plan, seeded=state.seed is not None, budgets=state.target.budgets
-        ):
-            exact = tf.constant(counts, tf.float64)
-            (noisy,) = _random.add_noise(key, [exact], [plan.deviation])
-            return noisy.numpy()
+    # ------------------------------------------------------------------ learning
+
+    def check_optimizer(self, optimizer: Optimizer) -> NoReturn:
+        """Raises: the model learns from counts, without an optimizer."""
+        raise ValueError(
+            f"optimizer={type(optimizer).__name__}: a Synthesizer's model has none: call "
+            "Synthesizer.fit. To learn by gradients, use\n"
+            'DPVI(make_prior(schema, 24), make_likelihood(schema), clipping="flat").'
+        )
+
+    def describe(self, schema: Schema, layout: Layout) -> None:
+        """Sets what a fit released about the columns.
+
+        Args:
+          schema: The schema with the chosen levels, of the same number as before.
+          layout: The public layout of the data.
+        """
+        assert Segments.of(schema).sizes == Segments.of(self.schema).sizes
+        self.schema = schema
+        self.layout = layout
 
     def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
-        """Fits the surrogate to the posterior given released counts: post-processing, at no cost."""
-        state = self._dp
+        """Fits the surrogate to the posterior given released counts: post-processing, at no cost.
+
+        Args:
+          released: The noisy counts.
+          plan: The plan of their release.
+          steps: The number of steps of variational inference.
+          declared: Whether the number of records was declared, or is that of the data.
+        """
         optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(_RATE, steps))
         surrogate, variables = self.surrogate_posterior, self.trainable_variables
         optimizer.build(variables)
 
-        def one(step: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        def update(step: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             with tf.GradientTape() as tape:
                 seed = _random.tfp_seed(_random.fold_in(key, step))
                 params, log_q = surrogate.experimental_sample_and_log_prob(seed=seed)
@@ -127,28 +190,133 @@ class TableModel(DPVI):
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
             return step + 1, key
 
+        # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
         @function_of_model
-        def run(
-            key: tf.Tensor,
-        ) -> None:  # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
+        def run(key: tf.Tensor) -> None:
             tf.while_loop(
-                lambda step, _: step < steps, one, (tf.constant(0), key), parallel_iterations=1
+                lambda step, _: step < steps, update, (tf.constant(0), key), parallel_iterations=1
             )
 
-        run(tf.constant(_random.new_key(state.seed)))
-        account = state.account
+        run(tf.constant(_random.new_key(self.seed)))
+        codes = np.zeros([1, released.pairs.segments.num_columns], np.int32)
+        account = self.privacy_account
         account.plan = plan
         account.num_records = released.num_records
         account.num_records_declared = declared
-        account.inputs = input_specs(
-            Records(np.zeros([1, self._segments.num_columns], np.int32), None, None, 1)
-        )
-        self.predict_function = self.test_function = None
+        account.inputs = input_specs(Records(codes, None, None, 1))
+
+    # ------------------------------------------------------------------ the learned model
+
+    @property
+    def bayesian_model(self) -> BayesianModel:
+        """The prior and the likelihood of one coded record."""
+        return self._parts.bayesian_model
+
+    @property
+    def prior(self) -> tfd.Distribution:
+        """The TFP prior."""
+        return self.bayesian_model.prior
+
+    @property
+    def likelihood(self) -> Callable[..., tfd.Distribution]:
+        """The likelihood of one coded record, a function of parameters."""
+        return self.bayesian_model.likelihood
+
+    @property
+    def generative(self) -> bool:
+        """True: the likelihood generates whole records."""
+        return self.bayesian_model.generative
+
+    @property
+    def surrogate_posterior(self) -> tfd.Distribution:
+        """The trainable distribution over the prior's parameters."""
+        return self._parts.surrogate
+
+    @property
+    def posterior(self) -> tfd.Distribution:
+        """The posterior given the noisy counts: the surrogate."""
+        return self.surrogate_posterior
 
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
         return (
-            "the posterior includes the noise, but assumes independent parameters (mean field) and independent counts: for many "
-            "columns its intervals are too narrow.",
+            "the posterior includes the noise, but assumes independent parameters (mean field) and "
+            "independent counts: for many columns its intervals are too narrow.",
+        )
+
+    def distribution_at(self, params: Structure, x: Structure | None = None) -> tfd.Distribution:
+        """See `BayesianModel.distribution_at`."""
+        return self.bayesian_model.distribution_at(params, x)
+
+    def posterior_sample(self, num: int | None = None, *, seed: int | None = None) -> Structure:
+        """Returns draws from the posterior: post-processing, at no cost.
+
+        Args:
+          num: The number of draws, by default `num_predictive_draws`.
+          seed: Makes the draws repeatable.
+
+        Returns:
+          A structure like the prior's, with the draws in the first dimension.
+        """
+        return posterior_draws(self.posterior, num or self.num_predictive_draws, seed)
+
+    def predictive(
+        self, *, num_draws: int | None = None, seed: int | None = 0
+    ) -> PosteriorPredictive:
+        """Returns the posterior predictive distribution of one coded record.
+
+        Args:
+          num_draws: The number of posterior draws, by default `num_predictive_draws`.
+          seed: The seed of these draws, fixed so that results repeat.
+        """
+        num = num_draws or self.num_predictive_draws
+        return PosteriorPredictive(self.likelihood, self.posterior_sample(num, seed=seed), num)
+
+    def sample_predictive(self, num: int, *, seed: int | None = None) -> np.ndarray:
+        """Returns coded synthetic records, each from a posterior draw that is picked at random.
+
+        Args:
+          num: The number of records.
+          seed: Makes the records repeatable.
+
+        Returns:
+          int32 array of shape [num, columns], -1 for missing values.
+        """
+        keys = _random.split(tf.constant(_random.new_key(seed)), 2)
+        predictive = self.predictive(seed=int(keys[0][0]))
+        return predictive.sample(num, seed=_random.tfp_seed(keys[1])).numpy()
+
+    def test_losses(self, x: Structure, y: Structure | None = None) -> tf.Tensor:
+        """Returns negative log predictive densities of coded records.
+
+        Args:
+          x: Integer tensor of shape [n, columns].
+          y: None: the model is of whole records.
+
+        Returns:
+          float32 tensor of shape [n].
+        """
+        del y
+        draws = self.posterior_sample(seed=0)
+        logs = over_draws(lambda params: self.bayesian_model.log_prob(params, x), draws)
+        num = tf.cast(self.num_predictive_draws, logs.dtype)
+        return tf.math.log(num) - tf.reduce_logsumexp(logs, axis=0)
+
+    def call(self, inputs: Structure) -> NoReturn:
+        """Raises: the model generates whole records and predicts nothing from them."""
+        raise ValueError(
+            "predict: this model generates whole records and predicts nothing from x. Use "
+            "predictive() for the\ndistribution, or predictive().log_prob(codes) for scores."
+        )
+
+    def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
+        """See `DPModel`."""
+        return exporting.posterior_signatures(
+            self.bayesian_model,
+            inputs,
+            posterior=lambda: self.posterior,
+            predict=self.call,
+            losses=self.test_losses,
+            num_draws=self.num_predictive_draws,
         )

@@ -1,6 +1,7 @@
 """Noisy counts of the levels of each pair of columns, and their likelihood under a mixture.
 
-The noise is Gaussian with known variance, so that posteriors of a mixture given the noisy counts include the noise.
+The noise is Gaussian with known variance, so that posteriors of a mixture given the noisy counts
+include the noise.
 """
 
 from __future__ import annotations
@@ -21,18 +22,32 @@ TARGET_WEIGHT = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """The counts of each column's levels and of each pair of columns' levels; a missing value is a level."""
+    """The counts of each column's levels and of each pair of columns' levels.
+
+    A missing value is a level.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.synthetic import Binary, Pairs, Schema, Segments
+    >>> pairs = Pairs(Segments.of(Schema({"smokes": Binary(), "ill": Binary()})))
+    >>> pairs.counts(np.array([[0, 1], [1, 1], [1, 1]])).tolist()
+    [[1.0, 0.0, 0.0, 1.0], [0.0, 2.0, 0.0, 2.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 3.0]]
+
+    ```
+
+    Attributes:
+      segments: The layout of the columns' levels.
+      target: Index of a column whose pairs have more weight, or None.
+    """
 
     segments: Segments
-    target: int | None = None  # Index of a column whose pairs have more weight.
+    target: int | None = None
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of levels of each column, with one for possibly missing values."""
-        absent, sizes = (
-            self.segments.maybe_missing,
-            self.segments.sizes[: self.segments.num_columns],
-        )
+        absent = self.segments.maybe_missing
+        sizes = self.segments.sizes[: self.segments.num_columns]
         return tuple(size + (place in absent) for place, size in enumerate(sizes))
 
     @property
@@ -46,32 +61,30 @@ class Pairs:
             slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)
         ]
         for i, j in itertools.combinations_with_replacement(range(len(self.sizes)), 2):
-            yield (
-                i,
-                j,
-                TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0,
-                slices[i],
-                slices[j],
-            )
+            weight = TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0
+            yield i, j, weight, slices[i], slices[j]
 
     def weights(self) -> np.ndarray:
-        """Returns the weight of each pair of levels, 0 for pairs that are not counted: float64 [levels, levels]."""
-        found = np.zeros([sum(self.sizes)] * 2)
+        """Returns the weight of each pair of levels, float64 [levels, levels].
+
+        It is 0 for pairs that are not counted.
+        """
+        weights = np.zeros([sum(self.sizes)] * 2)
         for i, j, weight, rows, columns in self._blocks():
-            found[rows, columns] = weight * np.eye(self.sizes[i]) if i == j else weight
-        return found
+            weights[rows, columns] = weight * np.eye(self.sizes[i]) if i == j else weight
+        return weights
 
     def counts(self, codes: np.ndarray) -> np.ndarray:
         """Counts pairs of levels, each times its weight: float64 [levels, levels], *not private*.
 
         Args:
-          codes: int array of shape [records, columns], -1 for missing.
+          codes: Integer array of shape [records, columns], -1 for missing values.
 
         #### Formal guarantee
 
         A record adds each pair's weight to one entry: a non-negative vector of l2 norm `norm`.
         """
-        found = np.zeros([sum(self.sizes)] * 2)
+        counts = np.zeros([sum(self.sizes)] * 2)
         places = [
             np.where(code == MISSING, size - 1, code)
             for code, size in zip(codes.T, self.sizes, strict=True)
@@ -79,11 +92,14 @@ class Pairs:
         for i, j, weight, rows, columns in self._blocks():
             shape = self.sizes[i], self.sizes[j]
             counted = np.bincount(places[i] * shape[1] + places[j], minlength=shape[0] * shape[1])
-            found[rows, columns] = weight * counted.reshape(shape)
-        return found
+            counts[rows, columns] = weight * counted.reshape(shape)
+        return counts
 
     def shares(self, params: Params) -> tf.Tensor:
-        """Returns a mixture's probability of each pair of levels, with single levels on the diagonal: [..., levels, levels]."""
+        """Returns a mixture's probability of each pair of levels, [..., levels, levels].
+
+        Those of single levels are on the diagonal.
+        """
         segments, parts = self.segments, {}
         split = tf.split(tf.exp(log_table_of(segments, params)), segments.sizes, axis=-1)
         absent = dict(zip(segments.maybe_missing, split[segments.num_columns :], strict=True))
@@ -101,27 +117,45 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class NoisyPairs:
-    """Released noisy `Pairs.counts`."""
+    """Released noisy `Pairs.counts`.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.synthetic import Binary, NoisyPairs, Pairs, Schema, Segments
+    >>> pairs = Pairs(Segments.of(Schema({"ill": Binary()})))
+    >>> NoisyPairs.of(pairs, np.array([[7.5, 0.0], [0.0, 1.5]]), 2.0, 10).column(0).tolist()
+    [7.5, 1.5]
+
+    ```
+
+    Attributes:
+      pairs: The counts that were released.
+      counts: The noisy counts divided by their weights, float64 [levels, levels].
+      deviations: Standard deviations of their noise, of the same shape; infinite for pairs that are
+        not counted.
+      num_records: The public number of records.
+    """
 
     pairs: Pairs
-    counts: np.ndarray  # Divided by the weights, float64 [levels, levels].
-    deviations: (
-        np.ndarray
-    )  # Standard deviations of the noise; infinite for pairs that are not counted.
-    num_records: int  # The public N.
+    counts: np.ndarray
+    deviations: np.ndarray
+    num_records: int
 
     @classmethod
     def of(cls, pairs: Pairs, noisy: np.ndarray, deviation: float, num_records: int) -> NoisyPairs:
-        """Rescales released counts, whose noise has this standard deviation."""
+        """Rescales released counts.
+
+        Args:
+          pairs: The counts that were released.
+          noisy: `pairs.counts` with noise, float64 [levels, levels].
+          deviation: The standard deviation of the noise.
+          num_records: The public number of records.
+        """
         weights = pairs.weights()
-        taken = weights > 0.0
-        safe = np.where(taken, weights, 1.0)
-        return cls(
-            pairs,
-            np.where(taken, noisy / safe, 0.0),
-            np.where(taken, deviation / safe, np.inf),
-            num_records,
-        )
+        counted = weights > 0.0
+        safe = np.where(counted, weights, 1.0)
+        counts = np.where(counted, noisy / safe, 0.0)
+        return cls(pairs, counts, np.where(counted, deviation / safe, np.inf), num_records)
 
     def column(self, place: int) -> np.ndarray:
         """Returns the noisy counts of one column's levels."""
@@ -129,9 +163,10 @@ class NoisyPairs:
         return np.diag(self.counts)[begin : begin + self.pairs.sizes[place]]
 
     def log_likelihood(self, params: Params) -> tf.Tensor:
-        """Returns the log-likelihood of mixtures up to a constant, with the variance of noise and of sampling records.
+        """Returns the log-likelihood of mixtures up to a constant.
 
-        Both are approximated as normal, and counts as independent.
+        It has the variance of the noise and of sampling records. Both are approximated as normal,
+        and counts as independent.
         """
         dtype = params["weights"].dtype
         variances = self.deviations**2 + np.maximum(self.counts, 1.0)

@@ -27,14 +27,25 @@ _CAVEAT = (
 class RubinEstimate:
     """The combined estimate of m synthetic sets. Arrays have the shape of one set's estimate.
 
+    ```python
+    >>> import warnings
+    >>> from tfp_dpvi.synthetic import rubin
+    >>> with warnings.catch_warnings():
+    ...     warnings.filterwarnings("ignore", "rubin")
+    ...     combined = rubin([1.0, 2.0, 3.0], [0.1, 0.1, 0.1])
+    >>> float(combined.estimate), combined.num_sets
+    (2.0, 3)
+
+    ```
+
     Attributes:
-      estimate: mean of the sets' estimates.
-      variance: its variance.
-      within: mean v of the sets' variances.
-      between: variance b of the estimates between the sets.
-      degrees_of_freedom: degrees of freedom of the t distribution.
+      estimate: Mean of the sets' estimates.
+      variance: Its variance.
+      within: Mean v of the sets' variances.
+      between: Variance b of the estimates between the sets.
+      degrees_of_freedom: Degrees of freedom of the t distribution.
       adjusted: True where the formula gave no positive variance and `within` replaces it.
-      num_sets: m.
+      num_sets: The number m of sets.
     """
 
     estimate: np.ndarray
@@ -74,11 +85,14 @@ class RubinEstimate:
 def rubin(
     estimates: npt.ArrayLike, variances: npt.ArrayLike, *, means_or_shares: bool = False
 ) -> RubinEstimate:
-    """Combines one analysis of m synthetic sets, each sampled with its own posterior draw (`Synthesizer.sample_many`).
+    """Combines one analysis of m synthetic sets.
 
-    For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter, Rubin 2003, Journal of
-    Official Statistics 19(1)). If T is not positive, v replaces it (Reiter 2002, with sets as large as the original), and
-    `adjusted` is set. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`.
+    Each set must come from its own posterior draw, as those of `Synthesizer.sample_many` do.
+
+    For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter,
+    Rubin 2003, Journal of Official Statistics 19(1)). If T is not positive, v replaces it (Reiter
+    2002, with sets as large as the original), and `adjusted` is set. Degrees of freedom are
+    `(m - 1) (1 - v / ((1 + 1/m) b))^2`.
 
     The rules assume that posterior draws have the true posterior's spread, and that the model of
     the synthetic rows has no bias for the estimate. That was tested for means and shares of
@@ -99,28 +113,28 @@ def rubin(
     ```
 
     Args:
-      estimates: array of shape [m, ...], one estimate for each set, m >= 2.
-      variances: likewise, the squared standard errors from the analysis of each set.
-      means_or_shares: whether all are means or shares of columns, perhaps within levels of another
+      estimates: Array of shape [m, ...], one estimate for each set, m >= 2.
+      variances: Likewise, the squared standard errors from the analysis of each set.
+      means_or_shares: Whether all are means or shares of columns, perhaps within levels of another
         column, for which the intervals were tested. Otherwise the function warns.
 
     Returns:
       The combined estimate, with its variance, intervals and caveats.
 
     Raises:
-      ValueError, TypeError: shapes that differ, fewer than two sets, values that are not finite, negative variances.
+      ValueError: The shapes differ, there are fewer than two sets, a value is not finite, or a
+        variance is negative.
+      TypeError: A value is no number.
 
     #### Formal guarantee
 
     A function of its arguments: post-processing if these come from private synthetic data.
     """
-    q, u = (
-        _numbers(name, value)
-        for name, value in (("estimates", estimates), ("variances", variances))
-    )
+    q, u = _numbers("estimates", estimates), _numbers("variances", variances)
     if q.shape != u.shape:
         raise ValueError(
-            f"estimates has shape {list(q.shape)} and variances {list(u.shape)}: they must be the same."
+            f"estimates has shape {list(q.shape)} and variances {list(u.shape)}: they must be the "
+            "same."
         )
     if (u < 0.0).any():
         raise ValueError("variances has negative entries: pass squared standard errors.")
@@ -133,7 +147,8 @@ def rubin(
         freedom = (m - 1) * (1.0 - within / spread) ** 2
     adjusted = spread <= within
     variance = np.where(adjusted, within, spread - within)
-    # Without any spread there is no between-set variance to estimate: use a set's own degrees of freedom.
+    # Without any spread there is no between-set variance to estimate: take the degrees of freedom
+    # of a set.
     freedom = np.where(np.isfinite(freedom), np.maximum(freedom, 1.0), np.inf)
     freedom = np.where(adjusted, np.maximum(freedom, m - 1), freedom)
     return RubinEstimate(
@@ -145,7 +160,8 @@ def _numbers(name: str, value: npt.ArrayLike) -> np.ndarray:
     array = np.asarray(value, np.float64)
     if array.ndim == 0 or len(array) < 2:
         raise ValueError(
-            f"{name} has shape {list(array.shape)}: pass one entry for each of at least 2 synthetic sets."
+            f"{name} has shape {list(array.shape)}: pass one entry for each of at least 2 "
+            "synthetic sets."
         )
     if not np.isfinite(array).all():
         raise ValueError(f"{name} has values that are not finite: pass finite numbers.")

@@ -14,28 +14,34 @@ from typing import Any
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import _random, surrogates
+from tfp_dpvi import _deprecation, _random, surrogates
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
-from tfp_dpvi.data.schema import Layout, Table, TableData
+from tfp_dpvi.data.schema import Layout, Schema, TableData
 from tfp_dpvi.models.saving import load_model
-from tfp_dpvi.optimizers import DPKerasAdamOptimizer
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.synthetic import grouping, mixture
 from tfp_dpvi.synthetic.mixture import Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
+from tfp_dpvi.synthetic.releases import CountReleases
+from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 
-_SHARE = 0.1  # Fraction of the budget for the histograms that choose levels.
-_OPTIMIZER = {"l2_norm_clip": 1.0}  # Counts need no optimizer, but `compile` does.
-_NEARLY = 0.99  # Fraction of a budget at which it counts as spent.
+# Fraction of the budget for the histograms that choose levels.
+_SHARE = 0.1
 
 
 @dataclasses.dataclass
 class _Paid:
-    """The noisy counts of a fit, which the next one of the same records and settings takes over if it was interrupted."""
+    """The noisy counts of a fit that was interrupted, for the next one of the same records.
 
-    settings: tuple[Any, ...] = ()  # With a digest of the records.
+    Attributes:
+      settings: The settings of the fit, with a digest of the records.
+      plans: The plans of its releases.
+      released: Its releases so far.
+    """
+
+    settings: tuple[Any, ...] = ()
     plans: Sequence[PrivacyPlan] = ()
     released: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -44,59 +50,78 @@ class Synthesizer:
     """Fits a mixture model to a described table privately, and samples synthetic tables from it.
 
     ```python
-    table = dpvi.synthetic.Table({"age": dpvi.synthetic.Integer(17, 90), "sex": dpvi.synthetic.Binary()})
-    synthesizer = dpvi.Synthesizer(table).fit(frame, epsilon=1.0, delta=1e-5)
-    synthetic = synthesizer.sample()          # a DataFrame with the same columns and dtypes
-    sets = synthesizer.sample_many(10)        # for dpvi.synthetic.rubin
-    synthesizer.save("table.keras")           # dpvi.Synthesizer.load("table.keras")
+    >>> import numpy as np
+    >>> import tfp_dpvi as dpvi
+    >>> schema = dpvi.Schema({"smokes": dpvi.data.Binary(), "ill": dpvi.data.Binary()})
+    >>> records = {"smokes": np.arange(90) % 2, "ill": np.arange(90) % 3 == 0}
+    >>> synthesizer = dpvi.Synthesizer(schema, num_components=2)
+    >>> synthesizer = synthesizer.fit(records, epsilon=1.0, delta=1e-5, steps=5)
+    >>> len(synthesizer.sample()["ill"])
+    90
+
     ```
 
-    `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with `bins=16`), then noisy counts
-    of all pairs of columns. Variational inference that models the noise fits the mixture to these counts. `.model` is a `DPVI` on
-    `dpvi.synthetic.make_prior` and `make_likelihood`. Defaults were chosen on public data (Adult).
+    Of a DataFrame, samples are DataFrames with the same columns and dtypes. `sample_many` is for
+    `dpvi.synthetic.rubin`, and `save` and `Synthesizer.load` keep model and ledger in one file.
+
+    `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with
+    `bins=16`), then noisy counts of all pairs of columns. Variational inference that models the
+    noise fits the mixture to these counts. `.model` has the posterior of this mixture, whose prior
+    and likelihood are `dpvi.synthetic.make_prior` and `make_likelihood`. Defaults were chosen on
+    public data (Adult).
 
     Args:
-      table: the public description.
-      num_components: K; under a small budget, some stay small or alike.
-      target: a column that the synthetic records should predict: its pairs are counted twice as precisely, and components are
-        initially spread over its levels. None for no such column.
-      concentration: concentration of the Dirichlet priors.
-      seed: makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
+      schema: The public description of the columns.
+      num_components: The number K of components; under a small budget, some stay small or alike.
+      target: A column that the synthetic records should predict: its pairs are counted twice as
+        precisely, and components are initially spread over its levels. None for no such column.
+      concentration: The concentration of the Dirichlet priors.
+      seed: Makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
+
+    Raises:
+      TypeError: `schema` is no `Schema`.
+      ValueError: `target` is no column of it, or a number is out of range.
 
     #### Formal guarantee
 
-    Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs have Gaussian noise calibrated
-    to the norm of a record's contribution (`Pairs.counts`, `histograms`); all else is post-processing.
-    Names, order and dtypes of columns and the number of records (unless `num_records` is declared) are considered public; the
-    check of values against the description is outside the guarantee.
+    Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs
+    have Gaussian noise calibrated to the norm of a record's contribution (`Pairs.counts`,
+    `histograms`); all else is post-processing. Names, order and dtypes of columns and the number of
+    records (unless `num_records` is declared) are considered public; the check of values against
+    the description is outside the guarantee.
     """
 
+    @_deprecation.renamed_argument("table", "schema")
     def __init__(
         self,
-        table: Table,
+        schema: Schema,
         num_components: int = 64,
         *,
         target: str | None = None,
         concentration: float = 0.5,
         seed: int | None = None,
     ) -> None:
-        if not isinstance(table, Table):
-            raise TypeError(f"table must be a dpvi.synthetic.Table, got {check.shown(table)}.")
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
         num = check.count("num_components", num_components, 1)
-        self.table, self.target = table, target
         # The same number of levels as after a fit, but independent of records.
-        empty = {name: np.zeros(0, np.int32) for name in table.open}
-        chosen = _grouped(
-            table,
-            {name: grouping.histograms(table.columns[name], empty[name]) for name in empty},
-            0.0,
-        )
-        start = mixture.starting_point(chosen, num, target=target, seed=seed)
-        made = functools.partial(mixture.make_prior, chosen, num, concentration=concentration)
-        surrogate = surrogates.mean_field(made(), initial_loc=start, initial_scale=0.05)
-        self.model = TableModel(chosen, made, surrogate, target=target, seed=seed)
+        nothing = np.zeros(0, np.int32)
+        empty = {name: grouping.histograms(schema.columns[name], nothing) for name in schema.open}
+        coded = _grouped(schema, empty, 0.0)
+        start = mixture.starting_point(coded, num, target=target, seed=seed)
+        make_prior = functools.partial(mixture.make_prior, coded, num, concentration=concentration)
+        surrogate = surrogates.mean_field(make_prior(), initial_loc=start, initial_scale=0.05)
+        self.schema = schema
+        self.target = target
+        self.model = TableModel(coded, make_prior, surrogate, target=target, seed=seed)
 
     _paid = _Paid()
+
+    @property
+    def table(self) -> Schema:
+        """The old name of `schema`."""
+        _deprecation.warn("Synthesizer.table", "Synthesizer.schema")
+        return self.schema
 
     def fit(
         self,
@@ -116,25 +141,31 @@ class Synthesizer:
         After an interruption, the same call takes over the counts that are paid for.
 
         Args:
-          data: pandas DataFrame, or dict of one-dimensional arrays, with exactly the described columns.
-          epsilon: lifetime total for these data, with `delta`; includes earlier releases in the ledger.
-          delta: see `epsilon`.
-          ledger: the data's `PrivacyLedger`; by default a new one.
-          num_records: the public number of records, by default `len(data)`.
-          steps: number of steps of the variational inference, which cost no privacy.
-          neighboring_relation: as in `DPModel.compile`, but by default the ledger's.
-          accountant: as in `DPModel.compile`.
-          noise_multiplier: instead of `epsilon`: that of one release with the cost of all counts.
+          data: A pandas DataFrame, or a dict of one-dimensional arrays, with exactly the described
+            columns.
+          epsilon: The lifetime total for these data, with `delta`; it includes earlier releases in
+            the ledger.
+          delta: See `epsilon`.
+          ledger: The data's `PrivacyLedger`; by default a new one.
+          num_records: The public number of records, by default `len(data)`.
+          steps: The number of steps of the variational inference, which cost no privacy.
+          neighboring_relation: As in `DPModel.compile`, but by default the ledger's.
+          accountant: As in `DPModel.compile`.
+          noise_multiplier: Instead of `epsilon`: that of one release with the cost of all counts.
 
         Raises:
-          ValueError, TypeError, BudgetExhaustedError: no privacy was spent. (Except for the histograms, if another fit spends
-            a shared ledger's budget between the two releases.)
+          ValueError: An argument or the data are refused. No privacy was spent.
+          TypeError: Likewise.
+          BudgetExhaustedError: The budget does not allow the fit. No privacy was spent, except for
+            the histograms if another fit spends a shared ledger's budget between the two releases.
         """
         model = self.model
         steps = check.count("steps", steps, 1)
         declared = num_records is not None
         ledger = model.privacy_ledger if ledger is None else ledger
-        codes, layout = self.table.encode(data), Layout.of(data, self.table)
+        # The only time that records are encoded: all that is counted follows from finest levels.
+        codes = self.schema.finest.encode(data)
+        layout = Layout.of(data, self.schema)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         public = (
             self.target,
@@ -145,146 +176,161 @@ class Synthesizer:
             accountant,
             str(neighboring_relation),
         )
-        settings = (*public, self._digest(data, codes))
+        settings = (*public, hashlib.sha256(codes.tobytes()).digest())
         paid = self._paid if self._paid.settings == settings else _Paid(settings)
         if not paid.released:
             _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
+        noise = noise_multiplier
+        if noise is not None:
+            noise = check.non_negative("noise_multiplier", noise)
         relation = (
             neighboring_relation
             or getattr(ledger, "neighboring_relation", None)
             or "add_or_remove_one"
         )
-        model.compile(
-            DPKerasAdamOptimizer(**_OPTIMIZER, noise_multiplier=noise_multiplier),
+        target = PrivacyTarget(
             epsilon=epsilon,
             delta=delta,
-            ledger=ledger,
-            neighboring_relation=check.relation(relation),
+            noise=noise,
             accountant=accountant,
+            neighboring_relation=check.relation(relation),
         )
+        model.set_privacy(target, ledger)
         self._paid = paid
-        table = self._from_pairs(data, num, declared, steps)
-        model.describe(
-            table, layout
-        )  # Set last: an interrupted fit keeps the former levels with the former weights.
+        releases = CountReleases(model.privacy_ledger, target, model.seed)
+        schema = self._learn(codes, releases, num, declared, steps)
+        # Set last: an interrupted fit keeps the former levels with the former weights.
+        model.describe(schema, layout)
         self._paid = _Paid()
         return self
 
-    def _digest(self, data: TableData, codes: np.ndarray) -> bytes:
-        fine = (
-            self.table.fine.encode({name: data[name] for name in self.table.open})
-            if self.table.open
-            else codes
-        )
-        return hashlib.sha256(codes.tobytes() + fine.tobytes()).digest()
-
-    def _release(self, counts: np.ndarray, number: int) -> np.ndarray:
-        """Returns one of a fit's releases, charged now or taken over."""
-        plans, released = self._paid.plans, self._paid.released
-        if number == len(released):
-            released.append(self.model.release(counts, plans[number], number))
-        return released[number]
-
-    def _from_pairs(self, data: TableData, num: int, declared: bool, steps: int) -> Table:
-        """Fits the model to noisy counts of pairs; returns the table with its levels."""
-        model, columns = self.model, len(self.table.names)
-        pairs = Pairs(
-            Segments.of(model.table),
-            None if self.target is None else self.table.names.index(self.target),
-        )
+    def _learn(
+        self, codes: np.ndarray, releases: CountReleases, num: int, declared: bool, steps: int
+    ) -> Schema:
+        """Fits the model to noisy counts of pairs of finest levels; returns the chosen levels."""
+        names, model = self.schema.names, self.model
+        target = None if self.target is None else names.index(self.target)
+        pairs = Pairs(Segments.of(model.schema), target)
         first = self._histograms()
         purpose = (
-            f"counts of levels of {columns} columns and of their pairs"
-            if columns > 1
+            f"counts of levels of {len(names)} columns and of their pairs"
+            if len(names) > 1
             else "counts of 1 column"
         )
         if not self._paid.released:
-            self._paid.plans = model.plans(
-                [*first, (purpose, pairs.norm, 1.0 - _SHARE * len(first))], num
-            )
+            second = (purpose, pairs.norm, 1.0 - _SHARE * len(first))
+            self._paid.plans = releases.plans([*first, second], num)
         plan = self._paid.plans[-1]
-        table = self._with_levels(data)
-        noisy = self._release(pairs.counts(table.encode(data)), len(first))
-        released = NoisyPairs.of(pairs, noisy, plan.deviation, num)
-        model.learn(released, plan, steps=steps, declared=declared)
-        for place, (name, column) in enumerate(table.columns.items()):
-            if (bounds := grouping.crowded(column, released.column(place))) is not None:
+        schema = self._with_levels(codes, releases)
+        counts = pairs.counts(grouping.grouped_codes(schema, codes))
+        noisy = NoisyPairs.of(
+            pairs, self._release(releases, counts, len(first)), plan.deviation, num
+        )
+        model.learn(noisy, plan, steps=steps, declared=declared)
+        for place, (name, column) in enumerate(schema.columns.items()):
+            if (bounds := grouping.crowded(column, noisy.column(place))) is not None:
                 warnings.warn(
-                    f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to {bounds[1]:g}, and differences within "
-                    "it are lost: narrow its bounds by public knowledge, or pass spikes= or inner edges as bins=.",
+                    f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to "
+                    f"{bounds[1]:g}, and differences within it are lost: narrow its bounds by "
+                    "public knowledge, or pass spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
-        return table
+        return schema
+
+    def _release(self, releases: CountReleases, counts: np.ndarray, number: int) -> np.ndarray:
+        """Returns one of a fit's releases, charged now or taken over."""
+        plans, released = self._paid.plans, self._paid.released
+        if number == len(released):
+            released.append(releases.release(counts, plans[number], number))
+        return released[number]
 
     def _histograms(self) -> list[tuple[str, float, float]]:
         """Returns purpose, norm and budget share of the histograms that choose levels, if any."""
-        columns = [self.table.columns[name] for name in self.table.open]
+        columns = [self.schema.columns[name] for name in self.schema.open]
+        if not columns:
+            return []
         norm = math.sqrt(sum(grouping.depths(column) for column in columns))
         named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-        return (
-            [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
-            if columns
-            else []
-        )
+        return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
 
-    def _with_levels(self, data: TableData) -> Table:
-        """Releases the histograms, if any, and returns the table with the chosen levels."""
-        if not self.table.open:
-            return self.table
-        fine = self.table.fine
-        codes = dict(
-            zip(fine.names, fine.encode({name: data[name] for name in fine.names}).T, strict=True)
-        )
+    def _with_levels(self, codes: np.ndarray, releases: CountReleases) -> Schema:
+        """Releases the histograms, if any, and returns the schema with the chosen levels."""
+        schema = self.schema
+        if not schema.open:
+            return schema
         counts = {
-            name: grouping.histograms(self.table.columns[name], codes[name])
-            for name in self.table.open
+            name: grouping.histograms(column, levels)
+            for (name, column), levels in zip(schema.columns.items(), codes.T, strict=True)
+            if name in schema.open
         }
-        parts = [part for of_column in counts.values() for part in of_column]
-        noisy = self._release(np.concatenate(parts), 0)
+        parts = [part for tree in counts.values() for part in tree]
+        noisy = self._release(releases, np.concatenate(parts), 0)
         pieces = iter(np.split(noisy, np.cumsum([len(part) for part in parts])[:-1]))
-        released = {name: [next(pieces) for _ in of_column] for name, of_column in counts.items()}
-        return _grouped(self.table, released, self._paid.plans[0].deviation)
+        released = {name: [next(pieces) for _ in tree] for name, tree in counts.items()}
+        return _grouped(schema, released, self._paid.plans[0].deviation)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
-        """Returns one synthetic table from one posterior draw, with the columns and dtypes of `fit`'s data.
+        """Returns one synthetic table from one posterior draw.
 
-        It has `num_rows` records, by default the public number. A seed costs no privacy: the model has been released.
+        Args:
+          num_rows: The number of its records, by default the public number.
+          seed: Makes the table repeatable, which costs no privacy: the model has been released.
+
+        Returns:
+          A table with the columns and dtypes of `fit`'s data.
+
+        Raises:
+          RuntimeError: The synthesizer is not fitted.
         """
         layout, num = self._fitted("sample")
         num = num if num_rows is None else check.count("num_rows", num_rows, 1)
         generator = np.random.default_rng(seed)
         draw_seed, sample_seed = (int(part) for part in generator.integers(2**63, size=2))
         draws = self.model.posterior_sample(1, seed=draw_seed)
-        mixture = self.model.likelihood(tf.nest.map_structure(lambda part: part[0], draws))
-        codes = mixture.sample(num, seed=_random.tfp_seed(_random.new_key(sample_seed))).numpy()
-        return self.model.table.decode(codes, layout, generator)
+        record = self.model.likelihood(tf.nest.map_structure(lambda part: part[0], draws))
+        codes = record.sample(num, seed=_random.tfp_seed(_random.new_key(sample_seed))).numpy()
+        return self.model.schema.decode(codes, layout, generator)
 
     def sample_many(
         self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None
     ) -> list[TableData]:
-        """Returns m synthetic tables for multiple imputation, each from its own draw: see `sample`, `dpvi.synthetic.rubin`."""
+        """Returns synthetic tables for multiple imputation, each from its own posterior draw.
+
+        Args:
+          num_sets: The number m of tables, for `dpvi.synthetic.rubin`.
+          num_rows: The number of records of each, by default the public number.
+          seed: Makes the tables repeatable.
+
+        Raises:
+          RuntimeError: The synthesizer is not fitted.
+        """
         seeds = np.random.default_rng(seed).integers(
             2**63, size=check.count("num_sets", num_sets, 1)
         )
-        return [self.sample(num_rows, seed=int(one)) for one in seeds]
+        return [self.sample(num_rows, seed=int(set_seed)) for set_seed in seeds]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Saves model, description and ledger in one `.keras` file without records; see `DPModel.save`."""
+        """Saves model, schema and ledger in one `.keras` file, without records.
+
+        See `DPModel.save`.
+        """
         self._fitted("save")
         self.model.save(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Synthesizer:
-        """Loads a synthesizer that `save` wrote, with its ledger; it can sample, report and fit again."""
+        """Loads a synthesizer that `save` wrote, with its ledger.
+
+        It can sample, report and fit again.
+        """
         model = load_model(path)
         if not isinstance(model, TableModel) or model.layout is None:
             raise ValueError(
                 f"path={os.fspath(path)!r} holds no fitted Synthesizer: use dpvi.load_model."
             )
         self = cls.__new__(cls)
-        self.table = Table(
-            {name: column.description for name, column in model.table.columns.items()}
-        )
+        columns = model.schema.columns.items()
+        self.schema = Schema({name: column.description for name, column in columns})
         self.target, self.model = model.target, model
         return self
 
@@ -296,17 +342,17 @@ class Synthesizer:
         layout, num = self.model.layout, self.model.privacy_account.num_records
         if layout is None or num is None:
             raise RuntimeError(
-                f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, delta=1e-5)."
+                f"Synthesizer.{call} was called before fit: call fit(data, epsilon=1.0, "
+                "delta=1e-5)."
             )
         return layout, num
 
 
-def _grouped(table: Table, counts: dict[str, list[np.ndarray]], deviation: float) -> Table:
+def _grouped(schema: Schema, counts: dict[str, list[np.ndarray]], deviation: float) -> Schema:
     chosen = {
-        name: grouping.group(table.columns[name], of_column, deviation)
-        for name, of_column in counts.items()
+        name: grouping.group(schema.columns[name], tree, deviation) for name, tree in counts.items()
     }
-    return Table({**table.columns, **chosen})
+    return Schema({**schema.columns, **chosen})
 
 
 def _check_budget(
@@ -325,12 +371,14 @@ def _check_budget(
     epsilon = check.epsilon(epsilon)
     if delta is None:
         raise ValueError(
-            f"epsilon={epsilon!r} needs a delta below 1/N: fit(data, epsilon={epsilon!r}, delta=1e-5)."
+            f"epsilon={epsilon!r} needs a delta below 1/N: fit(data, epsilon={epsilon!r}, "
+            "delta=1e-5)."
         )
     if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
         spent = ledger.epsilon(check.delta(delta), accountant)
-        if spent >= _NEARLY * epsilon:
+        if spent >= SPENT_FRACTION * epsilon:
             raise BudgetExhaustedError(
-                f"epsilon={epsilon:g} is the lifetime total for these data, and {spent:.4g} of it is spent at delta={delta:g}: "
-                "sample from the fitted model, or call fit with a larger epsilon."
+                f"epsilon={epsilon:g} is the lifetime total for these data, and {spent:.4g} of it "
+                f"is spent at delta={delta:g}: sample from the fitted model, or call fit with a "
+                "larger epsilon."
             )

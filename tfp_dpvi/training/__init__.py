@@ -1,4 +1,7 @@
-"""The private step and the fit around it. `private_step` is the algorithm; `Mechanism` determines its privacy cost."""
+"""The private step and the fit around it.
+
+`step.private_step` is the algorithm, and `Mechanism` determines its privacy cost.
+"""
 
 from tfp_dpvi._random import new_key
 from tfp_dpvi.training.compiled import CompiledSteps, make_step, secure_key

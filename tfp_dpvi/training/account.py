@@ -1,4 +1,4 @@
-"""What a model has spent and how far it has come; saved with it."""
+"""The account of a model, saved with it: the privacy that it has spent, and its progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Progress:
 
 @dataclasses.dataclass(eq=False)
 class Account:
-    """The privacy that a model has spent on its data, with what the report says of them.
+    """The privacy that a model has spent on its data, and what the report says of these.
 
     It holds no record and no key, and is saved with the model.
 

@@ -12,34 +12,48 @@ from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.mechanism import Mechanism
 
-_NEARLY = 0.99  # A calibrated plan spends at least this fraction of its target.
+SPENT_FRACTION = 0.99
+"""The fraction of a budget at which it counts as spent: a calibrated plan spends more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyTarget:
     """The privacy settings of `compile`.
 
+    Attributes:
+      epsilon: The lifetime total for these data, or None with a noise multiplier.
+      delta: The delta of every epsilon shown; without it, training shows no epsilon.
+      noise: The optimizer's `noise_multiplier`, or None with an epsilon.
+      planned_epochs: The number of epochs over all fits that the budget is for, or None for those
+        of the next fit.
+      accountant: The name of the accountant.
+      neighboring_relation: What two neighboring data sets differ in.
+      physical_batch_size: The number of records processed at once, or None to choose it.
+      jit_compile: Whether to compile with XLA; None to choose for each fit.
+      unsafe_training_metrics: Whether to show exact losses, which are *not private*.
+      randomness: "secure" for a cryptographic generator, or None.
+
     Raises:
-      ValueError, TypeError: both or neither of epsilon and noise, an epsilon without a delta, or a value out of range.
+      ValueError, TypeError: Both or neither of epsilon and noise, an epsilon without a delta, or a
+        value out of range.
     """
 
-    epsilon: float | None = None  # Lifetime total for these data, or None with a noise multiplier.
-    delta: float | None = (
-        None  # The delta of every epsilon shown; without one, training shows no epsilon.
-    )
-    noise: float | None = None  # The optimizer's `noise_multiplier`, or None with an epsilon.
+    epsilon: float | None = None
+    delta: float | None = None
+    noise: float | None = None
     planned_epochs: int | None = None
     accountant: str = "pld"
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     physical_batch_size: int | None = None
     jit_compile: bool | None = None
     unsafe_training_metrics: bool = False
-    randomness: str | None = None  # "secure" for a cryptographic generator.
+    randomness: str | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise is None:
             raise ValueError(
-                "epsilon and noise_multiplier are both missing: use compile(epsilon=1.0, delta=1e-5), or pass one to the optimizer."
+                "epsilon and noise_multiplier are both missing: use "
+                "compile(epsilon=1.0, delta=1e-5), or pass one to the optimizer."
             )
         if self.epsilon is not None and self.noise is not None:
             raise ValueError(
@@ -63,9 +77,10 @@ class PrivacyTarget:
             put(self, name, None if value is None else check.count(name, value, 1))
         if self.planned_epochs is not None and self.epsilon is None:
             raise ValueError(
-                f"planned_epochs={self.planned_epochs} divides a budget, but there is none: pass compile(epsilon=, delta=)."
+                f"planned_epochs={self.planned_epochs} divides a budget, but there is none: "
+                "pass compile(epsilon=, delta=)."
             )
-        # Refuses an unknown accountant, and a relation that it does not support.
+        # Any plan refuses an unknown accountant, and a relation that it does not support.
         PrivacyPlan(
             FullBatch(),
             1.0,
@@ -76,7 +91,7 @@ class PrivacyTarget:
 
     @property
     def budgets(self) -> tuple[tuple[float, float], ...]:
-        """The (epsilon, delta) that this model imposes on the ledger's total."""
+        """The pairs (epsilon, delta) that this model imposes on the ledger's total."""
         return () if self.epsilon is None or self.delta is None else ((self.epsilon, self.delta),)
 
 
@@ -88,30 +103,44 @@ def calibrate(
     steps_per_epoch: int,
     epochs_run: float,
 ) -> Mechanism:
-    """Returns the mechanism with the noise of this fit: the target's, or the smallest that meets the lifetime budget.
+    """Returns the mechanism with the noise of this fit.
+
+    That is the target's noise multiplier, or the smallest that meets its lifetime budget.
+
+    Args:
+      mechanism: The mechanism of the fit, without noise or with the target's.
+      ledger: The earlier releases from these data.
+      target: The privacy settings of `compile`.
+      steps: The number of steps of this fit.
+      steps_per_epoch: The number of steps of an epoch.
+      epochs_run: The number of epochs that ran in earlier fits.
 
     Raises:
-      BudgetExhaustedError: nothing is left.
-      UnsupportedPairError: the ledger has releases under another neighboring relation.
-      ValueError: the fit has more epochs than `planned_epochs` leaves.
+      BudgetExhaustedError: Nothing of the budget is left.
+      UnsupportedPairError: The ledger has releases under another neighboring relation.
+      ValueError: The fit has more epochs than `planned_epochs` leaves.
     """
     ledger.check_relation(target.neighboring_relation)
     if target.epsilon is None or target.delta is None:
-        mechanism.plan(steps)  # Refuses unsupported settings.
+        # Making the plan refuses unsupported settings.
+        mechanism.plan(steps)
         return mechanism
     if target.planned_epochs is not None:
         left = math.ceil(round((target.planned_epochs - epochs_run) * steps_per_epoch, 6))
         if steps > left > 0 or (epochs_run == 0 and steps > left):
             raise ValueError(
-                f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, but this fit needs "
-                f"{steps / steps_per_epoch:g}: lower epochs, or compile again with more planned_epochs."
+                f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, "
+                f"but this fit needs {steps / steps_per_epoch:g}: lower epochs, or compile again "
+                "with more planned_epochs."
             )
         steps = max(steps, left)
     spent = ledger.epsilon(target.delta, accountant=target.accountant)
-    if spent >= _NEARLY * target.epsilon:
+    if spent >= SPENT_FRACTION * target.epsilon:
         raise BudgetExhaustedError(
-            f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these data, and {spent:.4g} of it is "
-            "spent.\nTo keep some for later fits, use compile(planned_epochs=...) before the first; or compile with a larger epsilon."
+            f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these "
+            f"data, and {spent:.4g} of it is spent.\n"
+            "To keep some for later fits, use compile(planned_epochs=...) before the first; "
+            "or compile with a larger epsilon."
         )
     return mechanism.calibrated(
         ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps

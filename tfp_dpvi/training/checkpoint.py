@@ -1,4 +1,4 @@
-"""Resumes an interrupted fit: restores weights, optimizer state and epoch, and keeps the plan's noise."""
+"""Resumes an interrupted fit: restores weights, optimizer state and epoch, with the same noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,19 @@ _LOG = logging.getLogger("tfp_dpvi")
 
 
 class Checkpoint:
-    """The backup of one fit, and the settings that a resumed fit must have; raises `ValueError` for a ledger in memory."""
+    """The backup of a fit, and the settings that a resumed fit must have.
+
+    Args:
+      backup: The callback that writes and reads the backup.
+      optimizer: The private optimizer.
+      variables: The variables to restore: those of the model and of the optimizer.
+      account: The model's ledger and progress.
+      target: The privacy settings of `compile`.
+      seeded: Whether the fit has a seed.
+
+    Raises:
+      ValueError: The ledger is in memory.
+    """
 
     def __init__(
         self,
@@ -32,7 +44,8 @@ class Checkpoint:
     ) -> None:
         if account.ledger.path is None:
             raise ValueError(
-                "PrivateBackupAndRestore needs a ledger on disk: one in memory is lost with a killed process.\n"
+                "PrivateBackupAndRestore needs a ledger on disk: one in memory is lost with a "
+                "killed process.\n"
                 'Use compile(..., ledger=dpvi.PrivacyLedger("data.ledger")).'
             )
         self._backup = backup
@@ -42,25 +55,44 @@ class Checkpoint:
         self._variables = variables
         self._public = {
             "epsilon, delta, noise_multiplier, planned_epochs": [
-                target.epsilon, target.delta, target.noise, target.planned_epochs,
+                target.epsilon,
+                target.delta,
+                target.noise,
+                target.planned_epochs,
             ],
             "optimizer": type(optimizer).__name__,
             "seeded": seeded,
-        }  # fmt: skip
-        self.held = backup.read()  # Of an interrupted fit, or None.
+        }
+        # The backup of an interrupted fit, or None.
+        self.held = backup.read()
 
     def first_epoch(self, initial_epoch: int, epochs: int) -> int:
-        """Returns the epoch at which to continue; raises `ValueError` if `epochs` is below those that ran."""
+        """Returns the epoch at which to continue.
+
+        Args:
+          initial_epoch: The argument of `fit`, for a fit that was not interrupted.
+          epochs: The argument of `fit`, the number of the last epoch.
+
+        Raises:
+          ValueError: More epochs ran than `epochs`.
+        """
         epoch = initial_epoch if self.held is None else int(self.held.meta["epoch"])
         if epoch > epochs:
             raise ValueError(
-                f"epochs={epochs}, but the backup in {self._backup.backup_dir!r} has run {epoch}: pass at least as many, or another "
-                "backup_dir.\nNo privacy was spent."
+                f"epochs={epochs}, but the backup in {self._backup.backup_dir!r} has run {epoch}: "
+                "pass at least as many, or another backup_dir.\nNo privacy was spent."
             )
         return epoch
 
     def follow(self, plan: PrivacyPlan, first_epoch: int) -> None:
-        """Makes the callback write a resumable state after each epoch, without keys, seeds and records."""
+        """Makes the callback write a resumable state after each epoch.
+
+        The state has no keys, no seeds and no records.
+
+        Args:
+          plan: The plan of the fit.
+          first_epoch: The epoch at which it begins.
+        """
 
         def snapshot(epoch: int) -> Backup:
             rate = learning_rate_variable(self._optimizer)
@@ -87,24 +119,36 @@ class Checkpoint:
             self._backup.forget()
 
     def restore(self, held: Backup, draft: Mechanism) -> Mechanism:
-        """Restores variables and progress; returns the mechanism with the noise of the interrupted fit.
+        """Restores variables and progress of an interrupted fit.
 
-        Raises `ValueError` if the backup is of another fit, or was charged to another ledger.
+        Args:
+          held: The backup of the interrupted fit.
+          draft: The mechanism of the present fit, whose noise is not yet known.
+
+        Returns:
+          The mechanism with the noise of the interrupted fit.
+
+        Raises:
+          ValueError: The backup is of another fit, or was charged to another ledger.
         """
-        where, meta, saved = f"The backup in {held.directory!r}", held.meta, held.meta["plan"]
+        where = f"The backup in {held.directory!r}"
+        meta = held.meta
+        saved = meta["plan"]
         mark = meta["ledger"]
         if mark["dataset_id"] != self._ledger.dataset_id or not self._ledger.continues_from(mark):
             raise ValueError(
-                f"{where} was charged to another ledger (of the data set {mark['dataset_id']!r}) than {self._ledger.path!r}, or to "
-                "a newer copy.\nCompile with the ledger that the fit was charged to. No privacy was spent."
+                f"{where} was charged to another ledger (of the data set {mark['dataset_id']!r}) "
+                f"than {self._ledger.path!r}, or to a newer copy.\n"
+                "Compile with the ledger that the fit was charged to. No privacy was spent."
             )
         mechanism = draft.with_noise(saved["noise_multiplier"])
         shapes = "the shapes of variables"
-        default = {"randomness": ""}  # Which a plan's JSON leaves out.
-        then = {**default, **saved, **meta["public"]}
+        # A plan's JSON leaves out a default.
+        defaults = {"randomness": ""}
+        then = {**defaults, **saved, **meta["public"]}
         then[shapes] = [list(value.shape) for value in held.arrays]
         plan = mechanism.plan(saved["num_releases"])
-        now = {**default, **plan.to_json(), **self._public}
+        now = {**defaults, **plan.to_json(), **self._public}
         now[shapes] = [variable.shape.as_list() for variable in self._variables]
         now = json.loads(json.dumps(now))
         differing = [
@@ -114,8 +158,9 @@ class Checkpoint:
         ]
         if differing:
             raise ValueError(
-                f"{where} is of another fit: {'; '.join(differing)}.\nUse the same arguments to resume it, or another "
-                "backup_dir to start anew. No privacy was spent."
+                f"{where} is of another fit: {'; '.join(differing)}.\n"
+                "Use the same arguments to resume it, or another backup_dir to start anew. "
+                "No privacy was spent."
             )
         for variable, value in zip(self._variables, held.arrays, strict=True):
             variable.assign(value)

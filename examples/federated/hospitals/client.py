@@ -6,7 +6,7 @@ import functools
 import pathlib
 import tempfile
 
-from tfp_dpvi.federated.flower import client_app
+from tfp_dpvi.federated.deployment.flower import client_app
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def simulated(number, epsilon, rounds, folder):
 def answer(context):
     node, run = context.node_config, context.run_config
     if "worker" in node:
-        from tfp_dpvi.federated.proxy import ask
+        from tfp_dpvi.federated.deployment.proxy import ask
 
         return str(node["hospital"]), lambda message: ask(str(node["worker"]), message)
     number = int(node["partition-id"])

@@ -8,8 +8,8 @@ import sys
 
 from flwr.serverapp import ServerApp
 
-from tfp_dpvi.federated import Server, Synchronous, Terms
-from tfp_dpvi.federated.flower import FlowerRun
+from tfp_dpvi.federated import Server, StudyTerms, Synchronous
+from tfp_dpvi.federated.deployment.flower import FlowerRun
 
 app = ServerApp()
 
@@ -25,7 +25,7 @@ def read_roster(text):
 @app.main()
 def main(grid, context):
     settings = context.run_config
-    terms = Terms.load(pathlib.Path(__file__).with_name("terms.json"))
+    terms = StudyTerms.load(pathlib.Path(__file__).with_name("terms.json"))
     schedule = Synchronous(rounds=int(settings["rounds"]), damping=float(settings["damping"]))
     run = FlowerRun(
         grid,

@@ -1,10 +1,12 @@
-"""Partitioned variational inference on Flower, by its Message API alone: a loop for a ServerApp and a thin ClientApp.
+"""Partitioned variational inference on Flower, by its Message API alone.
 
-Neither imports TensorFlow. Flower carries bytes, which `messages` checks on both sides. No guarantee rests on Flower: not on
-its secure aggregation, nor on its modules for differential privacy.
+It has a loop for a ServerApp and a thin ClientApp. Neither imports TensorFlow. Flower carries
+bytes, which `messages` checks on both sides. No guarantee rests on Flower: not on its secure
+aggregation, nor on its modules for differential privacy.
 
 No guarantee rests on the app either. Flower runs whatever app is submitted as the SuperNode's user,
-so records and ledger belong to another user, that of the worker (`tfp_dpvi.federated.worker`).
+so records and ledger belong to another user, that of the worker
+(`tfp_dpvi.federated.deployment.worker`).
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from tfp_dpvi.federated.deployment.proxy import ask
 from tfp_dpvi.federated.messages import Task
-from tfp_dpvi.federated.proxy import ask
 from tfp_dpvi.federated.server import Server
 
 # No telemetry and no update checks; read when Flower and Ray are imported.
@@ -44,25 +46,29 @@ Answer = Callable[[bytes], bytes]
 
 
 def client_app(answer: Callable[[Context], tuple[str, Answer]] | None = None) -> ClientApp:
-    """Returns a ClientApp that hands tasks to the hospital's worker, since Flower starts a process for each message.
+    """Returns a ClientApp that hands tasks to the hospital's worker.
 
-    A node's settings name both: `flower-supernode --node-config 'hospital="berlin" worker="/run/dpvi/berlin.sock"'`. In a
-    simulation, without workers, `answer` maps a context to the name of the hospital and a function from bytes to bytes.
+    Flower starts a process for each message, so the hospital lives in another. A node's settings
+    name both: `flower-supernode --node-config 'hospital="berlin" worker="/run/dpvi/berlin.sock"'`.
+
+    Args:
+      answer: Maps a context to the name of the hospital and a function from bytes to bytes; for
+        simulations, without workers.
     """
-    app, found = ClientApp(), _of_node if answer is None else answer
+    app, read = ClientApp(), _worker_of_node if answer is None else answer
 
     @app.query()
     def name(message: Message, context: Context) -> Message:
-        return Message(_content(found(context)[0].encode()), reply_to=message)
+        return Message(_content(read(context)[0].encode()), reply_to=message)
 
     @app.train()
     def refine(message: Message, context: Context) -> Message:
-        return Message(_content(found(context)[1](_bytes_of(message))), reply_to=message)
+        return Message(_content(read(context)[1](_bytes_of(message))), reply_to=message)
 
     return app
 
 
-def _of_node(context: Context) -> tuple[str, Answer]:
+def _worker_of_node(context: Context) -> tuple[str, Answer]:
     settings = context.node_config
     if not {"hospital", "worker"} <= settings.keys():
         raise ValueError('start the node with --node-config \'hospital="..." worker="..."\'.')
@@ -74,24 +80,31 @@ def _content(message: bytes) -> RecordDict:
 
 
 def _bytes_of(message: Message) -> bytes:
-    """Returns the bytes that a message carries; empty, which is refused everywhere, if it is of another kind."""
+    """Returns the bytes that a message carries.
+
+    They are empty, which is refused everywhere, if it is of another kind.
+    """
     record = message.content.get(_RECORD) if message.has_content() else None
-    held = record.get(_FIELD) if isinstance(record, ConfigRecord) else None
-    return held if isinstance(held, bytes) else b""
+    value = record.get(_FIELD) if isinstance(record, ConfigRecord) else None
+    return value if isinstance(value, bytes) else b""
 
 
 class FlowerRun:
     """Runs a `Server` over a Flower grid.
 
     Args:
-      grid: of the ServerApp.
-      server: the study's server, without hospitals or with those of the roster.
-      roster: node id -> hospital, fixed beforehand. With node keys a node's id is that of its key;
-        `flwr supernode register` prints it. Or "trust_on_first_use", for rehearsals: a node's own
-        word counts the first time, and a name never moves to another node.
-      timeout: seconds after which a node that has not answered is given up for the round.
-      poll: seconds between looks for replies.
-      pause: seconds that all nodes wait when one fails or is not here: else an outage of all would use up the rounds at once.
+      grid: The grid of the ServerApp.
+      server: The study's server, without hospitals or with those of the roster.
+      roster: Maps node ids to hospitals, fixed beforehand. With node keys a node's id is that of
+        its key; `flwr supernode register` prints it. Or "trust_on_first_use", for rehearsals: a
+        node's own word counts the first time, and a name never moves to another node.
+      timeout: Seconds after which a node that has not answered is given up for the round.
+      poll: Seconds between looks for replies.
+      pause: Seconds that all nodes wait when one fails or is not here: else an outage of all would
+        use up the rounds at once.
+
+    Raises:
+      ValueError: The roster is neither a mapping nor the name of the rule.
     """
 
     def __init__(
@@ -109,14 +122,23 @@ class FlowerRun:
             raise ValueError(f"roster={roster!r}: pass {{node id: hospital}}, or {TRUST!r}.")
         self._grid, self.server = grid, server
         self._roster = roster if isinstance(roster, Mapping) else None
-        self._timeout, self._poll, self._pause = timeout, poll, pause
+        self._timeout, self._poll = timeout, poll
+        self._pause = pause
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()
         self._open: dict[str, _Sent] = {}  # By message id.
         self._next_look = 0.0
 
     def wait_for(self, num_hospitals: int, *, at_most: float = 600.0) -> None:
-        """Waits until so many hospitals have joined; raises `TimeoutError` if they do not."""
+        """Waits until so many hospitals have joined.
+
+        Args:
+          num_hospitals: Number of hospitals.
+          at_most: Seconds to wait.
+
+        Raises:
+          TimeoutError: Fewer have joined by then.
+        """
         until = time.monotonic() + at_most
         while len(self.nodes) < num_hospitals:
             if time.monotonic() > until:

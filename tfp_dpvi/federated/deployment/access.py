@@ -20,7 +20,8 @@ import types
 from collections.abc import Collection, Iterator, Sequence
 from multiprocessing.connection import Connection
 
-_SO_PEERGROUPS = 59  # Of Linux; Python has no name for it.
+# An option of sockets on Linux, for which Python has no name.
+_SO_PEERGROUPS = 59
 _MOST_GROUPS = 256
 
 
@@ -28,7 +29,7 @@ def group_id(name: str) -> int:
     """Returns the number of a group that may ask a worker, from its name or its number.
 
     Raises:
-      ValueError: there is no such group, or this system does not say which process is at the
+      ValueError: There is no such group, or this system does not say which process is at the
         other end of a socket.
     """
     import grp  # Not on Windows.
@@ -50,9 +51,9 @@ def refusal(user: int, groups: Collection[int], group: int) -> str:
     started as the wrong user fails instead of working without protection.
 
     Args:
-      user: of the process that asks.
-      groups: to which it belongs.
-      group: whose members may ask.
+      user: Number of the user of the process that asks.
+      groups: Numbers of the groups to which it belongs.
+      group: Number of the group whose members may ask.
     """
     if user in (0, os.geteuid()):
         return (
@@ -69,7 +70,7 @@ def peer(connection: Connection) -> tuple[int, set[int]]:
     with socket.socket(fileno=os.dup(connection.fileno())) as end:
         credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII"))
         more = end.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
-    _, user, group = struct.unpack("iII", credentials)
+    user, group = struct.unpack("iII", credentials)[1:]
     return user, {group, *struct.unpack(f"{len(more) // 4}I", more)}
 
 
@@ -77,11 +78,11 @@ def check_private(name: str, path: str | os.PathLike[str]) -> None:
     """Checks that no other user may use a file, nor put another in its place; root always may.
 
     Args:
-      name: of the argument that names the file.
-      path: of the file.
+      name: Name of the argument, for the error.
+      path: Path of the file.
 
     Raises:
-      PermissionError: another user may.
+      PermissionError: Another user may.
     """
     check_unchangeable(name, path)
     if stat.S_IMODE(os.stat(path).st_mode) & 0o077:
@@ -94,11 +95,11 @@ def check_unchangeable(name: str, path: str | os.PathLike[str]) -> None:
     """Checks that no other user may change a path, nor put another in its place; root always may.
 
     Args:
-      name: of the argument that names the path.
-      path: of the file or folder.
+      name: Name of the argument, for the error.
+      path: Path of the file or folder, which may be a link.
 
     Raises:
-      PermissionError: another user may.
+      PermissionError: Another user may.
     """
     real = pathlib.Path(path).resolve()
     # In a folder with the sticky bit, as /tmp, no user replaces what belongs to another. But each

@@ -1,11 +1,14 @@
-"""A hospital's resident process: it holds TensorFlow, the records and the ledger, and answers tasks on a Unix socket.
+"""A hospital's resident process, which holds TensorFlow, the records and the ledger.
 
-    python -m tfp_dpvi.federated.worker --study package.module:function --data records.npz --name berlin
+It answers tasks on a Unix socket.
+
+    python -m tfp_dpvi.federated.deployment.worker --study package.module:function
+        --data records.npz --name berlin
         --ledger berlin.ledger --epsilon 1 --delta 1e-5 --rounds 10
         --socket /run/dpvi/berlin.sock --socket-group dpvi-clients
 
-The function takes no arguments and returns the study; the npz file has the arrays "x" and, where there is one, "y". Epsilon,
-delta and the rounds are this hospital's own: no message changes them.
+The function takes no arguments and returns the study; the npz file has the arrays "x" and, where
+there is one, "y". Epsilon, delta and the rounds are this hospital's own: no message changes them.
 
 The worker runs as a user of its own, which owns records and ledger. The SuperNode runs as another
 user, a member of the socket's group.
@@ -26,7 +29,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tfp_dpvi._keystream import SECURE
-from tfp_dpvi.federated import access
+from tfp_dpvi.federated.deployment import access
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import MessageError
 from tfp_dpvi.federated.simulation import hospital_of
@@ -46,15 +49,15 @@ def serve(
     """Answers tasks, one after another, on a Unix socket; an old one at `path` is replaced.
 
     Args:
-      hospital: that answers.
-      path: of the socket.
-      group: number of the group whose members may ask, except for root and this process's own
+      hospital: The hospital that answers.
+      path: Path of the socket.
+      group: Number of the group whose members may ask, except for root and this process's own
         user, which could read the records themselves. By default this user alone may ask, and
         nothing keeps the records from it.
-      requests: after how many to stop, by default never.
+      requests: Number of requests after which to stop; by default never.
 
     Raises:
-      PermissionError: this user is no member of the group, so that it cannot give the socket to it.
+      PermissionError: This user is no member of the group, so that it cannot give the socket to it.
     """
     pathlib.Path(path).unlink(missing_ok=True)
     # The socket is private from the first moment on.
@@ -108,7 +111,7 @@ def _reply(hospital: Hospital, message: bytes) -> bytes:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the process; returns its exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m tfp_dpvi.federated.worker", description=__doc__.split("\n")[0]
+        prog="python -m tfp_dpvi.federated.deployment.worker", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--study", required=True, help="module:function that returns the study")
     parser.add_argument("--data", required=True, help="npz file with x and, where there is one, y")
@@ -166,7 +169,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
     if protected:
         access.check_unchangeable("the working directory", os.getcwd())
         access.check_private("--data", options.data)
-    module, _, function = options.study.partition(":")
+    module, function = options.study.partition(":")[::2]
     sys.path.insert(0, os.getcwd())
     with access.checked_imports("--study") if protected else contextlib.nullcontext():
         study = getattr(importlib.import_module(module), function)()

@@ -1,4 +1,7 @@
-"""The way from a short-lived process to a hospital's resident one: bytes over a Unix socket, never pickled."""
+"""The way from a short-lived process to a hospital's resident one.
+
+Bytes go over a Unix socket, and are never pickled.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,33 @@ from multiprocessing.connection import Client
 
 
 class WorkerError(RuntimeError):
-    """Raised where a hospital's worker refused a task or could not be reached."""
+    """Raised where a hospital's worker refused a task or could not be reached.
+
+    ```python
+    >>> try:
+    ...     ask("/nowhere/berlin.sock", b"a task")
+    ... except WorkerError as error:
+    ...     print(str(error).partition(":")[0])
+    the worker at /nowhere/berlin.sock does not answer
+
+    ```
+    """
 
 
 def ask(path: str | os.PathLike[str], message: bytes, *, timeout: float = 600.0) -> bytes:
-    """Returns a worker's reply to a task.
+    """Asks a worker.
+
+    Args:
+      path: Path of its socket.
+      message: A `Task` as bytes.
+      timeout: The most seconds to wait for the reply.
+
+    Returns:
+      The worker's reply, a `Reply` as bytes.
 
     Raises:
-      WorkerError: there is no worker at this socket, it refused the task, went away, or took more than `timeout` seconds.
+      WorkerError: There is no worker at this socket, it refused the task, went away, or took more
+        than `timeout` seconds.
     """
     try:
         with Client(os.fspath(path), "AF_UNIX") as connection:

@@ -1,0 +1,81 @@
+"""Refusals of a `DPVAE` before privacy is spent: of parts, variables, layers and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Layer, Optimizer, refuse_keras_3, tf
+from tfp_dpvi.networks.group_terms import Regularizer
+from tfp_dpvi.optimizers import TermwiseOptimizer
+
+
+def check_callable(name: str, part: Any) -> None:
+    """Raises `TypeError` unless an argument is a Keras model or another callable.
+
+    Args:
+      name: Name of the argument.
+      part: Its value.
+    """
+    refuse_keras_3(name, part)
+    if not callable(part):
+        raise TypeError(
+            f"{name} must be a Keras model or another callable, got {check.shown(part)}."
+        )
+
+
+def check_tracked(read: Sequence[tf.Variable], tracked: Sequence[tf.Variable]) -> None:
+    """Raises `ValueError` for a variable that would not be learned.
+
+    Args:
+      read: The trainable variables that the networks read.
+      tracked: The variables of the model's layers.
+    """
+    known = {variable.ref() for variable in tracked}
+    for variable in read:
+        if variable.ref() not in known:
+            raise ValueError(
+                f"A network reads the variable {variable.name}, which belongs to none of its "
+                "layers and would not be learned. Create it with a layer's add_weight, or with "
+                "trainable=False."
+            )
+
+
+def check_separate(encoder_layers: Sequence[Layer], decoder_layers: Sequence[Layer]) -> None:
+    """Raises `ValueError` if encoder and decoder share layers, for a model with a regularizer.
+
+    Args:
+      encoder_layers: The outermost layers of the encoder.
+      decoder_layers: The outermost layers of the decoder.
+    """
+    in_encoder = {id(layer) for layer in encoder_layers}
+    if any(id(layer) in in_encoder for layer in decoder_layers):
+        raise ValueError(
+            "encoder and decoder share layers, which a batch_regularizer does not allow: its "
+            "noise depends on the parameters that its gradient reaches. Use separate layers "
+            "for each."
+        )
+
+
+def check_clips(optimizer: Optimizer, regularizer: Regularizer | None) -> None:
+    """Raises `ValueError` unless the optimizer clips the terms that the model has.
+
+    Args:
+      optimizer: A DP-Keras optimizer.
+      regularizer: The model's batch-wise term, or None.
+    """
+    termwise = isinstance(optimizer, TermwiseOptimizer)
+    name = type(optimizer).__name__
+    if termwise and regularizer is None:
+        raise ValueError(
+            f"optimizer={name} has batch_l2_norm_clip={optimizer.batch_l2_norm_clip} for a "
+            "batch-wise term, but this model has none: use DPVAE(batch_regularizer=...), or a "
+            "DPKeras optimizer."
+        )
+    if regularizer is not None and not termwise:
+        raise ValueError(
+            f"optimizer={name} clips by record: a batch_regularizer's sensitivity would be "
+            "O(B), B being the batch size, instead of O(1). Use "
+            "dpvi.optimizers.TermwiseDPKerasAdamOptimizer, which clips it by groups."
+        )
