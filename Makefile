@@ -81,9 +81,12 @@ on-stacks:
 		fi; \
 	done
 
+# A slow test may take half an hour where the machine has other things to do: the limit of the fast
+# ones ends the whole process, and with it every test that is left.
 .PHONY: test-slow
 test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new random numbers: about an hour and a half (an estimate)
-	TFP_DPVI_TEST_SEED=$(or $(TFP_DPVI_TEST_SEED),$(shell date +%s)) $(RUN_TESTS) -m slow $(PYTEST_ARGS)
+	TFP_DPVI_TEST_SEED=$(or $(TFP_DPVI_TEST_SEED),$(shell date +%s)) \
+		$(RUN_TESTS) -m slow --timeout 1800 $(PYTEST_ARGS)
 
 .PHONY: audit
 audit: $(STAMP) ## Plant 20 faults and more in the private step: each must be found, and the clean step pass

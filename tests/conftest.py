@@ -1,15 +1,21 @@
-"""Settings of every test process.
+"""Settings of every test process, and what the run cost.
 
-The random numbers of a test follow from its name, so that none fails by chance: starting weights, noise, records. A fixture of
-a module follows the test that asks for it first; processes that a test starts have keys from the operating system.
-`TFP_DPVI_TEST_SEED=7 make test` takes others, and hypothesis its own, to see which tests may fail by chance.
+The random numbers of a test follow from its name, so that none fails by chance: starting weights,
+noise, records. A fixture of a module follows the test that asks for it first; processes that a test
+starts have keys from the operating system. `TFP_DPVI_TEST_SEED=7 make test` takes others, and
+hypothesis its own, to see which tests may fail by chance.
+
+A run ends with the tests that took most CPU seconds and with those of all its processes. Unlike the
+clock, they are nearly the same on a machine that has other things to do.
 """
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import random
+import resource
 import types
 
 import hypothesis
@@ -24,13 +30,66 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("repeatable")
 
+# What `make test` may cost on an idle machine; more is printed, and fails nothing: machines differ.
+MOST_SECONDS = 1150
+MOST_SECONDS_OF_A_TEST = 8
+NUM_SLOWEST = 20
+
+
+def cpu_seconds():
+    """Returns what this process used so far, and those that it started and that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(part.ru_utime + part.ru_stime for part in used)
+
+
+class Costs:
+    """The CPU seconds of each test, its fixtures included.
+
+    They are measured in the process that runs it, and added up in the one that reports.
+    """
+
+    def __init__(self):
+        self.before = cpu_seconds()
+        self.of_tests = collections.Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self):
+        self.before = cpu_seconds()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self):
+        """After each of set-up, call and tear-down. Workers hand a report's attributes on."""
+        outcome = yield
+        now = cpu_seconds()
+        outcome.get_result().cpu_seconds = now - self.before
+        self.before = now
+
+    def pytest_runtest_logreport(self, report):
+        self.of_tests[report.nodeid] += getattr(report, "cpu_seconds", 0.0)
+
+    def pytest_terminal_summary(self, terminalreporter):
+        """Called after the workers have ended, whose seconds are those of children then."""
+        total, over = cpu_seconds(), " (over the limit)"
+        terminalreporter.section(f"slowest {NUM_SLOWEST} tests, in CPU seconds", sep="=")
+        for name, used in self.of_tests.most_common(NUM_SLOWEST):
+            more = over if used > MOST_SECONDS_OF_A_TEST else ""
+            terminalreporter.write_line(f"{used:7.2f}  {name}{more}")
+        more = over if total > MOST_SECONDS else ""
+        terminalreporter.write_line(
+            f"{total:7.0f}  all processes, of {MOST_SECONDS}; {MOST_SECONDS_OF_A_TEST} a test{more}"
+        )
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Costs(), "costs")
+
 
 def pytest_report_header():
     return f"TFP_DPVI_TEST_SEED={SEED}"
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: Python's collector need not walk over it again and again."""
+    """What was imported and collected stays: Python's collector need not walk over it again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -38,7 +97,7 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Before a test's fixtures are made. The library asks `os.urandom` for its keys, and finds a stream of this test's."""
+    """Before a test's fixtures are made: `os.urandom`, which keys come from, is the test's own."""
     stream = random.Random(f"{SEED} {item.nodeid}")
     keras.utils.set_random_seed(stream.getrandbits(31))
     _random.os = types.SimpleNamespace(urandom=stream.randbytes)

@@ -132,6 +132,13 @@ def test_an_import_against_the_order_is_seen(tmp_path, files, problem):
             },
             "tfp_dpvi.models -> tfp_dpvi.models.a -> tfp_dpvi.models",
         ),
+        (
+            {
+                "models/a.py": "from tfp_dpvi.models.b import y",
+                "models/b.py": "if TYPE_CHECKING:\n    from tfp_dpvi.models.a import x",
+            },
+            "2 modules: tfp_dpvi.models.a -> tfp_dpvi.models.b -> tfp_dpvi.models.a",
+        ),
     ],
 )
 def test_a_circle_is_seen(tmp_path, files, problem):
@@ -147,12 +154,17 @@ def test_the_right_imports_pass(tmp_path):
             "models/dpvi.py": "from tfp_dpvi import __version__, privacy\nfrom tfp_dpvi._tf import tf",
             "privacy/__init__.py": "from tfp_dpvi.privacy.plan import Plan",
             "privacy/plan.py": "from tfp_dpvi.privacy import calibration",
-            "privacy/calibration.py": "if TYPE_CHECKING:\n    from tfp_dpvi.privacy.plan import Plan",
+            "privacy/calibration.py": "from tfp_dpvi.privacy import noise",
+            "privacy/noise.py": "",
             "_tf.py": "import tensorflow as tf\nkeras = tf.keras",
         },
     )
     assert structure.against_order(found) == []
     assert structure.circles(found) == []
+
+
+BASE = "class A:"
+DERIVED = "from tfp_dpvi.models.a import A\nclass B(A):"
 
 
 @pytest.mark.parametrize(
@@ -166,12 +178,12 @@ def test_the_right_imports_pass(tmp_path):
         ({"models/a.py": "from tfp_dpvi.privacy.plan import _x"}, "privacy.plan._x", None),
         (
             {"models/a.py": "model._dp", "training/b.py": "class C:\n    _dp: int"},
-            "uses ._dp, of training",
+            "uses _dp, of training/b.py",
             None,
         ),
         (
             {"models/a.py": "getattr(model, '_dp')", "training/b.py": "self._dp = 1"},
-            "uses ._dp",
+            "uses _dp, of training/b.py",
             None,
         ),
         ({"models/a.py": "layer._flatten_layers()"}, None, "uses ._flatten_layers"),
@@ -181,13 +193,51 @@ def test_the_right_imports_pass(tmp_path):
             "imports tensorflow.python",
         ),
         (
-            {"models/a.py": "def _f(self):\n    self._x = 1", "models/b.py": "a._f()\nmodel._x"},
+            {"models/a.py": "def _f(self):\n    pass", "models/b.py": "a._f()"},
+            "models/b.py:1: uses _f, of models/a.py",
+            None,
+        ),
+        ({"models/a.py": "from tfp_dpvi.models.b import _x"}, "imports tfp_dpvi.models.b._x", None),
+        (
+            {
+                "models/a.py": f"{BASE}\n    def g(self):\n        self._x()",
+                "models/b.py": f"{DERIVED}\n    def _x(self):\n        pass",
+            },
+            "models/a.py:3: uses _x, of models/b.py",
+            None,
+        ),
+        (
+            {
+                "models/a.py": f"{BASE}\n    _x = 1",
+                "models/b.py": f"{DERIVED}\n    def _x(self):\n        pass",
+            },
+            "models/b.py:2: overrides _x, of models/a.py",
+            None,
+        ),
+        (
+            {
+                "models/a.py": f"{BASE}\n    _x = 1",
+                "models/b.py": "_x = 2\n" + f"{DERIVED}\n    def g(self):\n        self._x",
+            },
+            "models/b.py:5: uses _x, of models/a.py",
+            None,
+        ),
+        (
+            {"models/a.py": "vars(m)['_dp']", "models/b.py": "class C:\n    _dp = 1"},
+            "uses _dp, of models/b.py",
+            None,
+        ),
+        (
+            {
+                "models/a.py": f"{BASE}\n    _x = 1\n\nclass B(A):\n    def g(self):\n        self._x"
+            },
             None,
             None,
         ),
         (
             {
                 "models/a.py": "from tfp_dpvi import _tf\nfrom tfp_dpvi.models import _b",
+                "models/_b.py": "",
                 "_tf.py": "l._inputs",
             },
             None,
@@ -195,7 +245,7 @@ def test_the_right_imports_pass(tmp_path):
         ),
     ],
 )
-def test_a_private_name_of_another_package_is_seen(tmp_path, files, across, foreign):
+def test_a_private_name_of_another_file_is_seen(tmp_path, files, across, foreign):
     found = structure.private_names(_read(tmp_path, files))
     for findings, wanted in zip(found, (across, foreign), strict=True):
         assert (wanted in _shown(findings)) if wanted else findings == []
@@ -225,6 +275,133 @@ class Plan:
     ]
     assert [what for _, what in structure.readers([module, other], "clip")] == [
         "Plan.price.inner reads .clip"
+    ]
+
+
+def test_what_any_hides_is_counted(tmp_path):
+    alias = "tfd: Any = tfp.distributions\ndef f(p: tfd.Normal):\n    return tfd.Gamma(p)"
+    bare = "tfd = tfp.distributions\ntfd.Normal(0.0, 1.0)"
+    [first, second] = _read(tmp_path, {"models/a.py": alias, "models/b.py": bare})
+    assert structure.vague_types(first) == 3
+    assert structure.vague_types(second) == 1
+
+
+def test_a_ladder_is_read_across_files_and_other_names(tmp_path):
+    found = _read(
+        tmp_path,
+        {
+            "_tf.py": "import tf_keras as keras\nModel = keras.Model\nclass Exported(Model):\n    pass",
+            "models/__init__.py": "from tfp_dpvi.models.a import DPModel as Base",
+            "models/a.py": "from tfp_dpvi import _tf\nRoot = _tf.Exported\nclass DPModel(Root):\n    pass",
+            "models/dpvi.py": "from tfp_dpvi import models\nclass DPVI(models.Base):\n    pass",
+        },
+    )
+    names = [name for _, name in structure.rungs(found, "DPVI")]
+    assert names == ["DPVI", "DPModel", "Exported", "Model"]
+
+
+@pytest.mark.parametrize("name", ["DPVI", "DPVAE"])
+def test_the_ladder_from_the_source_is_pythons(name):
+    import tfp_dpvi as dpvi
+    from tfp_dpvi._tf import keras
+
+    ladder = getattr(dpvi, name).__mro__
+    own = [rung.__name__ for rung in ladder if rung.__module__.startswith("tfp_dpvi.")]
+    assert keras.Model in ladder
+    assert sorted([*own, "Model"]) == sorted(rung for _, rung in structure.rungs(found(), name))
+
+
+def test_fields_that_change_are_counted(tmp_path):
+    text = """
+@dataclasses.dataclass
+class Progress:
+    steps: int = 0
+    kind: ClassVar[str] = "x"
+class Account(Progress):
+    def __init__(self):
+        self.made = self.outside = 1
+    def f(self):
+        self.inside = 2
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    steps: int
+"""
+    files = {"training/fit.py": text, "models/a.py": "def f(account):\n    account.outside = 3"}
+    counted = structure.mutable_fields(_read(tmp_path, files))
+    assert [(number, what) for number, _, what in counted] == [
+        (3, "Account: inside, outside, steps"),
+        (1, "Progress: steps"),
+        (0, "Plan: "),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("return math.isinf(model.clip.bound)", True),
+        ("return np.isfinite(self.l2_norm_clip)", True),
+        ("return self.bound == float('inf')", True),
+        ("limit = model.clip.bound\n    return limit < math.inf", True),
+        ("noise, limit = 1.0, float(model.clip.bound)\n    return math.isinf(limit)", True),
+        ("return math.isinf(epsilon)", False),
+        ("return np.isfinite(clipped)", False),
+        ("return model.clip.is_off", False),
+    ],
+)
+def test_a_question_about_the_clip_is_seen(tmp_path, line, asks):
+    found = _read(tmp_path, {"models/a.py": f"def f(self):\n    {line}"})
+    assert bool(structure.tests_of_the_clip(found)) is asks
+    assert bool(structure.asking_files(found)) is (asks or "is_off" in line)
+
+
+def test_air_is_measured(tmp_path):
+    text = """
+def public(a, b):
+    "Adds. Args are numbers."
+    (a, (b, c)) = x
+    a, b = x
+    def inner(a, b):
+        pass
+class Own:
+    def method(self, a, *, b):
+        '''Adds.
+
+        Args:
+          a: one number.
+          b: another.
+        '''
+    def other(self, a, b):
+        "See `Base.other`."
+    def _private(self, a, b):
+        pass
+"""
+    found = _read(tmp_path, {"models/a.py": text, "models/b.py": f"# {'x' * 99}\n# {'x' * 98}"})
+    assert structure.without_args(found) == [("models/a.py:2", "public")]
+    assert structure.crowded_assignments(found) == [("models/a.py:4", "(a, (b, c))")]
+    assert structure.wide_lines(found) == [("models/b.py:1", "101 columns")]
+    assert [structure.statements(module) for module in found] == [10, 0]
+
+
+def test_names_and_options_without_an_example_are_seen(tmp_path):
+    files = {
+        "models/__init__.py": "from tfp_dpvi.models.a import DPVI, shown\n__all__ = ['DPVI', 'shown']",
+        "models/a.py": """
+class Base:
+    def __init__(self, prior, draws=1, *, seed=None, clip):
+        pass
+class DPVI(Base):
+    pass
+def shown(model, rare=2):
+    pass
+""",
+        "metrics.py": "def public():\n    pass\ndef _hidden():\n    pass",
+    }
+    shown = "shown(model), with `draws` or DPVIs(seed=1); rare is said in passing"
+    places = structure.unshown(_read(tmp_path, files), shown)
+    assert [what for _, what in places] == [
+        "tfp_dpvi.metrics.public",
+        "tfp_dpvi.models.DPVI",
+        "tfp_dpvi.models.shown(rare=)",
     ]
 
 
@@ -322,7 +499,6 @@ def test_one_record_reaches_the_update_through_few_files():
     model = dpvi.DPVI(
         tfd.Normal(0.0, 1.0),
         lambda w, x: tfd.Normal(w * tf.reduce_sum(x, axis=-1), 1.0),
-        clipping="flat",
     )
     optimizer = dpvi.optimizers.DPKerasSGDOptimizer(
         l2_norm_clip=1.0, noise_multiplier=1.0, learning_rate=0.1

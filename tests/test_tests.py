@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import pathlib
 import re
+import types
 
 TESTS = pathlib.Path(__file__).resolve().parent
-FOLDERS = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"support"}
+# Tests import `support`, and the example `data`, whose name one folder shares.
+FOLDERS = {path.name for path in TESTS.iterdir() if path.is_dir()} - {"support", "data"}
 STATE = re.compile(r"\w\._dp\b")  # What a model remembers of its fits.
 
 
@@ -36,3 +38,15 @@ def test_no_test_imports_another_nor_looks_behind_a_model():
 def test_the_check_sees_an_import():
     assert imports_of_tests("from models.test_dpvae import X") == ["models.test_dpvae"]
     assert imports_of_tests("import test_fit\nfrom support import toy") == ["test_fit"]
+
+
+def test_a_run_says_what_it_cost(request):
+    """The CPU seconds of set-up, call and tear-down are added up, and the dearest tests come first."""
+    costs = type(request.config.pluginmanager.get_plugin("costs"))()
+    lines = []
+    terminal = types.SimpleNamespace(section=lambda title, sep: None, write_line=lines.append)
+    for name, seconds in [("cheap", 1.0), ("dear", 5.0), ("dear", 4.0)]:
+        costs.pytest_runtest_logreport(types.SimpleNamespace(nodeid=name, cpu_seconds=seconds))
+    costs.pytest_terminal_summary(terminal)
+    assert lines[:2] == ["   9.00  dear (over the limit)", "   1.00  cheap"]
+    assert re.fullmatch(r" *\d+  all processes, of 1150; 8 a test", lines[2])

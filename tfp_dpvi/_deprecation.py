@@ -9,6 +9,9 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
+import inspect
+import os
+import pathlib
 import sys
 import types
 import warnings
@@ -18,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_LIBRARY = f"{pathlib.Path(__file__).parent}{os.sep}"
 _GHOST = ("LayerGradients", "Pass", "RULES", "UnsupportedLayerError", "Whole")
 _PAIRED = ("NUM_BLOCKS", "ClippedAway", "Curvature", "curvature_releases", "paired")
 
@@ -41,11 +45,15 @@ MODULES = {
         "models.calibrated": "calibrated.state",
         "models.coordinates": "bayes.coordinates",
         "models.dpvae": "networks.dpvae",
+        "models.group_terms": "networks.group_terms",
         "models.inference_data": "bayes.inference_data",
         "models.keras_model": "networks.keras_model",
         "models.latents": "networks.latents",
+        "models.layered": "networks.layered",
+        "models.pairing": "calibrated.pairing",
         "models.predictive": "bayes.predictive",
         "models.simulation": "calibrated.simulation",
+        "models.spread": "bayes.divergence",
         "models.summary": "calibrated.summary",
         "models.synthesizer": "synthetic.synthesizer",
         "models.table": "synthetic.model",
@@ -64,7 +72,7 @@ MODULES = {
 #: Classes with a new name in 0.3, by the places under which saved files know them.
 CLASSES = {"tfp_dpvi.data.schema:Table": "tfp_dpvi.data.schema:Schema"}
 
-#: Names that moved in 0.3, by the package that had them: the new package, and ":" with a new name.
+#: Names that moved in 0.3, by the module that had them: the new one, and ":" with a new name.
 NAMES: dict[str, dict[str, str]] = {
     "tfp_dpvi.federated": {"Terms": "tfp_dpvi.federated:StudyTerms"},
     "tfp_dpvi.gradients": {
@@ -72,6 +80,7 @@ NAMES: dict[str, dict[str, str]] = {
         **dict.fromkeys(_PAIRED, "tfp_dpvi.calibrated"),
         "layers_of": "tfp_dpvi._tf",
     },
+    "tfp_dpvi.gradients.layers": {"layers_of": "tfp_dpvi._tf"},
     "tfp_dpvi.models": {
         "DPVAE": "tfp_dpvi.networks",
         "DPKerasModel": "tfp_dpvi.networks",
@@ -80,6 +89,7 @@ NAMES: dict[str, dict[str, str]] = {
         "Synthesizer": "tfp_dpvi.synthetic",
         "pilot": "tfp_dpvi.calibrated",
     },
+    "tfp_dpvi.models.simulation": dict.fromkeys(("Pilot", "pilot"), "tfp_dpvi.calibrated"),
 }
 
 
@@ -96,10 +106,12 @@ def renamed(module: str, name: str) -> Any:
       AttributeError: The module never had this name.
     """
     new = NAMES.get(module, {}).get(name)
+    if new is None and f"{module}.{name}" in MODULES:
+        return importlib.import_module(f"{module}.{name}")
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     package, new_name = new.split(":") if ":" in new else (new, name)
-    warn(f"{module}.{name}", f"{package}.{new_name}", stacklevel=4)
+    warn(f"{module}.{name}", f"{package}.{new_name}")
     return getattr(importlib.import_module(package), new_name)
 
 
@@ -136,19 +148,30 @@ def current_place(place: str) -> str:
     return CLASSES.get(place, place)
 
 
-def warn(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warns that a name is old.
+def warn(old: str, new: str) -> None:
+    """Warns that a name is old, at the first line above that is not this library's.
 
     Args:
       old: The old name, as the caller wrote it.
       new: Today's name.
-      stacklevel: As in `warnings.warn`; by default, the caller of the calling function is shown.
     """
-    warnings.warn(
+    frame = inspect.currentframe()
+    assert frame is not None  # CPython has frames.
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    warnings.warn_explicit(
         f"{old} is now {new}; the old name goes in version 0.4.",
         FutureWarning,
-        stacklevel=stacklevel,
+        filename=frame.f_code.co_filename,
+        lineno=frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def _is_ours(filename: str) -> bool:
+    """Returns whether a file is of this library, or of Python's import system."""
+    return filename.startswith((_LIBRARY, "<frozen importlib")) or filename == importlib.__file__
 
 
 class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -173,14 +196,15 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: types.ModuleType) -> None:
         new = importlib.import_module(MODULES[module.__name__])
-        warn(module.__name__, new.__name__, stacklevel=2)
+        warn(module.__name__, new.__name__)
         public = {name: part for name, part in vars(new).items() if not name.startswith("__")}
         module.__dict__.update(public)
+        module.__dict__["__getattr__"] = functools.partial(renamed, module.__name__)
 
     def get_code(self, fullname: str) -> types.CodeType:
         """Returns code that runs the new module, for `python -m` with its old path."""
         new = MODULES[fullname]
-        warn(fullname, new, stacklevel=2)
+        warn(fullname, new)
         source = f"import runpy\nrunpy.run_module({new!r}, run_name='__main__', alter_sys=True)"
         return compile(source, f"<{fullname}>", "exec")
 

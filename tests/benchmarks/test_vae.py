@@ -29,9 +29,14 @@ def test_quick_run(benchmark, tmp_path, capsys, monkeypatch):
     printed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert printed == json.loads((tmp_path / "vae.json").read_text())
     assert printed["failed"] == {}
-    names = [*benchmark.RATIOS, "memory_over_nonprivate_at_4096"]
-    assert all(printed[name] > 0 for name in names)
-    assert set(printed["spread"]) == set(benchmark.RATIOS)
+    # Without TensorFlow Privacy, which the current TensorFlow does not have, its ratio is None.
+    missing = (
+        set() if benchmark.harness.HAS_TENSORFLOW_PRIVACY else {"tensorflow_privacy_over_private"}
+    )
+    measured = set(benchmark.RATIOS) - missing
+    assert all(printed[name] > 0 for name in [*measured, "memory_over_nonprivate_at_4096"])
+    assert all(printed[name] is None for name in missing)
+    assert set(printed["spread"]) == measured
     assert printed["quick"]
     assert (tmp_path / "vae.png").stat().st_size > 10_000
 

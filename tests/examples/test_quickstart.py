@@ -27,11 +27,12 @@ def example():
     return module
 
 
-def test_the_main_job_end_to_end(example, tmp_path, capsys):
+def test_the_main_job_end_to_end(example, tmp_path, capsys, monkeypatch):
     """Five epochs reach 0.9 in practice; 0.8 leaves 114 test patients over 8 binomial deviations of room on the noise.
 
     The more frequent diagnosis has 0.63. The accuracy of the calibrated posterior varies more, and has no bound here.
     """
+    monkeypatch.setattr(example, "NON_PRIVATE_STEPS", 200)
     arguments = ["--epochs", "5", "--epsilon", "1", "--delta", "1e-5", "--output", str(tmp_path)]
     result = example.main([*arguments, "--clipping", "flat"])
 

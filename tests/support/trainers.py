@@ -78,9 +78,10 @@ class Trainers:
         self.ledger, self.marks = directory / "ledger", directory / "marks"
         self.errors = (directory / "errors").open("w+")
         tests = pathlib.Path(__file__).resolve().parents[1]
+        paths = os.pathsep.join(map(str, (tests.parent, tests)))
         self.process = subprocess.Popen(
             [sys.executable, "-c", _PREPARED + train + _SERVE],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests)))},
+            env={**os.environ, "TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": paths},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
