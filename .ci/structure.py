@@ -925,6 +925,9 @@ def without_args(found: list[Module]) -> list[Finding]:
 # ------------------------------------------------------------------ what users are shown
 
 
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
 class Exported(NamedTuple):
     """A public name.
 
@@ -932,30 +935,34 @@ class Exported(NamedTuple):
       place: The file and line of its definition.
       options: Its parameters with a default, of a function or of a class's constructor or fields.
       has_fields: Whether they are the fields of a dataclass.
+      has_example: Whether its own docstring has an example that runs.
     """
 
     place: str
     options: list[str]
     has_fields: bool
+    has_example: bool
 
 
 def exported(found: list[Module]) -> dict[str, Exported]:
     """Returns the names that packages export in `__all__`.
 
-    Public modules of the top level export what they define without an underscore in front.
+    Modules of the top level do so too; one without `__all__` exports all that it defines without an
+    underscore in front.
     """
     classes, by_name = Classes(found), {module.name: module for module in found}
     result: dict[str, Exported] = {}
     for module in found:
         if module.name.count(".") != 1 or module.room.startswith("_"):
             continue
-        is_package = module.path.endswith("__init__.py")
-        for name in _all_of(module) if is_package else _defined_by(module):
+        for name in _all_of(module) or _defined_by(module):
             home, node = _definition(module, name, by_name)
             if node is not None:
                 has_fields = isinstance(node, ast.ClassDef) and _is_dataclass(classes.by_node[node])
+                documented = isinstance(node, _DOCUMENTED)
+                said = (ast.get_docstring(node) or "") if documented else ""
                 result[f"{module.name}.{name}"] = Exported(
-                    home.at(node.lineno), _options(node, classes), has_fields
+                    home.at(node.lineno), _options(node, classes), has_fields, ">>> " in said
                 )
     return result
 
@@ -1022,12 +1029,11 @@ def doctest_code(text: str) -> str:
 
 def examples_in_docstrings(found: list[Module]) -> str:
     """Returns the code of all examples in docstrings, which tests/test_doctests.py runs."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return "".join(
         doctest_code(ast.get_docstring(node) or "")
         for module in found
         for node in ast.walk(module.tree)
-        if isinstance(node, documented)
+        if isinstance(node, _DOCUMENTED)
     )
 
 
@@ -1048,7 +1054,7 @@ def shown_to_users() -> str:
 def unshown(found: list[Module], shown: str | None = None) -> list[Finding]:
     """Returns exported names and options that no guide, benchmark or runnable example has.
 
-    A name counts as a word; an option where it is set (`seed=`) or named as code. The fields of a
+    A name counts as a word, or if its own docstring has an example; an option where it is set (`seed=`) or named as code. The fields of a
     dataclass are options if something shown constructs it: others the library constructs itself,
     and hands out to be read.
     """
@@ -1061,7 +1067,7 @@ def unshown(found: list[Module], shown: str | None = None) -> list[Finding]:
     wrong = {}
     for name, public in exported(found).items():
         last = name.rpartition(".")[2]
-        if last not in words:
+        if last not in words and not public.has_example:
             wrong[public.place, last] = (public.place, name)
         if public.has_fields and last not in constructed:
             continue

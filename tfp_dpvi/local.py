@@ -20,6 +20,8 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
 
+__all__ = ["Variational", "enumeration", "quadrature"]
+
 _MOST_POINTS = 10_000
 
 

@@ -17,6 +17,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
 
+__all__ = ["PrivateStandardize"]
+
 _CHUNK = 2**16  # Records in memory at a time, for arrays on disk.
 
 

@@ -18,6 +18,8 @@ from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
 
+__all__ = ["WishartTriL", "asvi", "full_rank", "mean_field"]
+
 _vi, _tfb = tfp.experimental.vi, tfp.bijectors
 
 
