@@ -120,8 +120,8 @@ LIMITS = {
     "assignments of more than two names": 24,
     # A caller must not read the code to learn what to pass. Aim: 0.
     "public functions without Args": 35,
-    # What no user is shown, no user needs: it gets an example, guide or benchmark, or goes. Aim: 0.
-    "names and options without an example": 159,
+    # What no user is shown, no user needs: it gets an example, guide or benchmark, or goes.
+    "names and options without an example": 0,
     # Users read the words of the field.
     "words against the style": 0,
 }

@@ -277,6 +277,7 @@ class PrivateBackupAndRestore(Callback):
     >>> callback = PrivateBackupAndRestore("backup")  # For fit(callbacks=[callback]).
     >>> callback.read() is None
     True
+    >>> kept = PrivateBackupAndRestore("kept", delete_checkpoint=False)  # Stays after the fit.
 
     ```
     """

@@ -44,6 +44,11 @@ def quadrature(
     >>> model = likelihood({"a": tf.ones([2]), "b": tf.zeros([2])})
     >>> print(f"{model.prob([1, 1]):.3f}")
     0.293
+    >>> def plane(z):  # Two latents of each record, z of shape [P, 2].
+    ...     return tfd.Normal(tf.reduce_sum(z, axis=-1), 1.0)
+    >>> sums = quadrature(plane, dimension=2, num_points=5)
+    >>> print(f"{sums.variance():.2f}")
+    3.00
 
     ```
 

@@ -31,7 +31,7 @@ class PrivateStandardize(Layer):
 
     ```python
     >>> x = np.array([[0.2], [0.4], [0.9]])
-    >>> layer = PrivateStandardize(lower=0.0, upper=1.0)
+    >>> layer = PrivateStandardize(lower=0.0, upper=1.0, min_scale=0.1)
     >>> layer.adapt(x, noise_multiplier=2.0)
     >>> layer(x).shape
     TensorShape([3, 1])

@@ -304,6 +304,15 @@ def asvi(
 
     It calls `build_asvi_surrogate_posterior`; scales start at 0.1.
 
+    ```python
+    >>> prior = tfd.JointDistributionSequential(
+    ...     [tfd.Normal(0.0, 1.0), lambda mean: tfd.Normal(mean, 1.0)]
+    ... )
+    >>> len(asvi(prior, seed=0).trainable_variables)
+    8
+
+    ```
+
     Args:
       prior: A TFP distribution of the parameters, joint or single.
       seed: Determines the initial values; None takes one from the operating system.
