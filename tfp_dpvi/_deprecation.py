@@ -122,10 +122,13 @@ NAMES: dict[str, dict[str, str]] = {
 }
 
 
+def old_names(module: str) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a module with old names."""
+    return functools.partial(renamed, module)
+
+
 def renamed(module: str, name: str) -> Any:
     """Returns what a module's old name stands for, with a warning.
-
-    It serves a module's `__getattr__`.
 
     Args:
       module: The module that was asked, its `__name__`.
@@ -228,7 +231,7 @@ class _OldModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         warn(module.__name__, new.__name__)
         public = {name: part for name, part in vars(new).items() if not name.startswith("__")}
         module.__dict__.update(public)
-        module.__dict__["__getattr__"] = functools.partial(renamed, module.__name__)
+        module.__dict__["__getattr__"] = old_names(module.__name__)
 
     def get_code(self, fullname: str) -> types.CodeType:
         """Returns code that runs the new module, for `python -m` with its old path."""

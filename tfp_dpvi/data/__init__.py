@@ -1,7 +1,5 @@
 """The records of a fit, checked before anything is spent, and the public schema of columns."""
 
-from typing import Any
-
 from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dataset import DatasetData
@@ -29,6 +27,4 @@ __all__ = [
     "make_records",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _deprecation.renamed(__name__, name)
+__getattr__ = _deprecation.old_names(__name__)

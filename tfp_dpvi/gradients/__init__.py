@@ -3,8 +3,6 @@
 Each engine states the sensitivity of what it returns (contract 3).
 """
 
-from typing import Any
-
 from tfp_dpvi import _deprecation
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import (
@@ -39,6 +37,4 @@ __all__ = [
     "through_draws",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _deprecation.renamed(__name__, name)
+__getattr__ = _deprecation.old_names(__name__)

@@ -3,8 +3,6 @@
 Pure Python with dp_accounting, NumPy and SciPy; does not import TensorFlow.
 """
 
-from typing import Any
-
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _deprecation
@@ -58,6 +56,4 @@ __all__ = [
     "termwise_noise",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _deprecation.renamed(__name__, name)
+__getattr__ = _deprecation.old_names(__name__)

@@ -3,8 +3,6 @@
 Each sampler states the scheme that the accounting uses (contract 4).
 """
 
-from typing import Any
-
 from tfp_dpvi import _deprecation
 from tfp_dpvi.sampling.base import Sampler
 from tfp_dpvi.sampling.choose import BatchNeeds, register_sampler
@@ -23,6 +21,4 @@ __all__ = [
     "register_sampler",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _deprecation.renamed(__name__, name)
+__getattr__ = _deprecation.old_names(__name__)

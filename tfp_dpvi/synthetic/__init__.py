@@ -3,8 +3,6 @@
 `tfp_dpvi.Synthesizer` uses them.
 """
 
-from typing import Any
-
 from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dates import Date
@@ -46,6 +44,4 @@ __all__ = [
     "starting_point",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _deprecation.renamed(__name__, name)
+__getattr__ = _deprecation.old_names(__name__)

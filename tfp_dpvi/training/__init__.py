@@ -3,8 +3,6 @@
 `step.private_step` is the algorithm, and `Mechanism` determines its privacy cost.
 """
 
-from typing import Any
-
 from tfp_dpvi import _deprecation
 from tfp_dpvi._random import new_key
 from tfp_dpvi.training.compiled import CompiledSteps, make_step, secure_key
@@ -21,6 +19,4 @@ __all__ = [
     "secure_key",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    return _deprecation.renamed(__name__, name)
+__getattr__ = _deprecation.old_names(__name__)
