@@ -295,10 +295,9 @@ class DPVI(base.DPModel):
         self._calibrated()
 
     def _calibrated(self) -> Calibrated | None:
-        state = self._dp
-        if state.running is not None:  # A fit that will replace the posterior.
+        if self.is_fitting:  # A fit that will replace the posterior.
             return None
-        released = state.released
+        released = self.fit_releases
         if released is None:
             return self.calibration.loaded
         return self.calibration.posterior(released.accumulated, released.mechanism)
@@ -349,12 +348,12 @@ class DPVI(base.DPModel):
         Outside a fit it also drops the calibrated posterior, which belongs to other weights.
         """
         super().set_weights(weights)
-        if self._dp.running is None:
+        if not self.is_fitting:
             self._replace_posterior({})
 
     def _replace_posterior(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        self._dp.released = None
+        self.forget_releases()
         self.predict_function = self.test_function = None
         self.calibration.load(arrays)
 
