@@ -156,7 +156,7 @@ def published(
         "csv": rows,
         "report": model.privacy_report().to_json(),
         "ledger": charged,
-        "config": {k: v for k, v in config["config"].items() if k != "books"},
+        "config": {k: v for k, v in config["config"].items() if k != "privacy"},
         "plan": config["config"]["privacy"]["plan"],
         "posterior": model.posterior.sample(3, seed=(0, 1)).numpy().tolist(),
         "weights": [value.tolist() for value in model.get_weights()],

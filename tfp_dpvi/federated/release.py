@@ -1,4 +1,4 @@
-"""How a hospital turns its records into a private change of its factor: by noise in each step."""
+"""`LocalRelease`: a hospital's private change of its factor, here by noise in each step."""
 
 from __future__ import annotations
 
