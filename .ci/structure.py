@@ -88,9 +88,9 @@ LIMITS = {
     "lines of code in the longest file": 600,
     "lines of the longest function": 80,
     # Code that says the same in fewer statements is easier to keep: who adds some says what for.
-    "statements": 13_200,
+    "statements": 13_330,
     # A type that says nothing finds no error; `tfd: Any` hides one at each use. Aim: protocols.
-    "`Any` and `object` annotations": 250,
+    "`Any` and `object` annotations": 247,
     # Noise follows from a bound that one object states, so few places may name the two numbers.
     "files that name l2_norm_clip": 7,
     "files that name noise_multiplier": 9,  # TensorBoard shows it.
@@ -100,7 +100,7 @@ LIMITS = {
     "places that test whether a clip is infinite": 2,
     "files that ask whether a clip is off": 6,
     # An auditor reads these, and no other, to see what happens to a record. Aim: 8.
-    "files on a record's path": 9,
+    "files on a record's path": 10,
     # Who understands a file needs those below it, and no other; a type is understood as well.
     "imports against the order": 0,
     "circles": 0,
@@ -113,11 +113,11 @@ LIMITS = {
     "classes on the ladder of DPVAE": 4,
     # What can change together must be thought of together. Aim: 8.
     "mutable fields of one object": 10,
-    # One thought a line, and lines that fit beside another page. Aims: 0.
-    "lines over 100 columns": 131,
-    "assignments of more than two names": 24,
-    # A caller must not read the code to learn what to pass. Aim: 0.
-    "public functions without Args": 35,
+    # One thought a line, and lines that fit beside another page. Aim: 0.
+    "lines over 100 columns": 0,
+    "assignments of more than two names": 5,
+    # A caller must not read the code to learn what to pass.
+    "public functions without Args": 0,
     # What no user is shown, no user needs: it gets an example, guide or benchmark, or goes. Aim: 0.
     "names and options without an example": 159,
     # Users read the words of the field.
@@ -137,6 +137,7 @@ IMAGES = re.compile(
 RECORD_PATH = (
     "training/distribution.py",
     "calibrated/pairing.py",
+    "calibrated/twins.py",
     "bayes/model.py",
     "gradients/vmap.py",
     "calibrated/clip.py",
