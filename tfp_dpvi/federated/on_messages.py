@@ -111,7 +111,7 @@ class MessageHospital(Hospital):
         total = self._clipped_sum(task)
         if self.epsilon is None:
             return total
-        # C10: fresh words for every message; of a seed's one key, no number comes twice.
+        # Contract 10: fresh words for every message; of a seed's one key, no number comes twice.
         num = total.shift.size + total.precision.size
         key = _random.noise_key(num, self._seed, self._messages)
         self._messages += 1
