@@ -66,7 +66,7 @@ def test_released_values_go_down_the_page(calls):
 def test_no_room_of_the_posterior_is_left_out(calls):
     """Files of `calibrated/` that run in a fit without a pilot are on the page."""
     named = {file for title in ("One record", "One released value") for file, _ in steps(title)}
-    helpers = {"calibrated/twins.py", "calibrated/requirements.py", "calibrated/hmc.py"}
+    helpers = {"calibrated/requirements.py", "calibrated/hmc.py"}
     run = {file for file, _ in calls if file.startswith("calibrated/")}
     assert run - helpers - named == set()
 
