@@ -148,6 +148,19 @@ def current_place(place: str) -> str:
     return CLASSES.get(place, place)
 
 
+def import_moved(text: str) -> None:
+    """Imports today's modules of the old ones that a file names, so that its classes are registered.
+
+    Who loads a file cannot change the paths in it, so that there is no warning.
+
+    Args:
+      text: The file's JSON.
+    """
+    for old, new in MODULES.items():
+        if f'"{old}"' in text:
+            importlib.import_module(new)
+
+
 def warn(old: str, new: str) -> None:
     """Warns that a name is old, at the first line above that is not this library's.
 
