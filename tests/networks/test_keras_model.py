@@ -10,7 +10,6 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
 from tfp_dpvi._tf import tf
-from tfp_dpvi.audit import neighbours
 
 layers = keras.layers
 RNG = np.random.default_rng(0)
@@ -129,7 +128,7 @@ def test_one_record_moves_the_sum_by_the_clip_at_most(gradients):
     sums = sums_of(model, X, LABELS)
     records, other = {"x": X * 10, "y": LABELS}, {"x": X[::-1] * 30, "y": np.roll(LABELS, 3)}
     full, removed = replay.check_neighbours(lambda r, m, c: sums(r, m), records, other, 7, 0.2)
-    np.testing.assert_allclose(neighbours.distance(full, removed), 0.2, rtol=1e-3)
+    np.testing.assert_allclose(replay.distance(full, removed), 0.2, rtol=1e-3)
     for bad in (-1, 3, 2**31 - 1):
         wrong = LABELS.copy()
         wrong[7] = bad

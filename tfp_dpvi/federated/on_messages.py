@@ -139,7 +139,7 @@ class MessageRelease:
         settings = self._settings
         if settings.epsilon is None:
             return total
-        # C10: fresh words for every message; of a seed's one key, no number comes twice.
+        # Contract 10: fresh words for every message; of a seed's one key, no number comes twice.
         num = total.shift.size + total.precision.size
         key = _random.noise_key(num, settings.seed, self._messages)
         self._messages += 1

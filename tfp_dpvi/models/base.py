@@ -117,7 +117,7 @@ class DPModel(Model):
     def data_independent_loss(self, num_records: int) -> Any:
         """Returns loss terms that depend on no record, a scalar or None.
 
-        They are added without clip and noise (contract C2).
+        They are added without clip and noise (contract 2).
 
         Losses are means over records: divide a prior's `-log_prob` by `num_records`.
         `dpvi.metrics.PrivateELBO` shows the value.
@@ -166,7 +166,7 @@ class DPModel(Model):
                 f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: "
                 "reduce it."
             )
-        # add_loss and activity terms may depend on the record, so they are clipped (contract C2).
+        # add_loss and activity terms may depend on the record, so they are clipped (contract 2).
         loss = tf.add_n(
             [
                 loss,
@@ -895,8 +895,8 @@ class DPModel(Model):
         #### Formal guarantee
 
         A function of released variables and public values, including constants of likelihood and
-        layers (C2). The folder has no record, ledger, optimizer state or key, and not the data
-        set's name in the ledger.
+        layers (contract 2). The folder has no record, ledger, optimizer state or key, and not the
+        data set's name in the ledger.
         """
         account = self._dp.account
         if account.inputs is None or account.ledger.num_releases == 0:

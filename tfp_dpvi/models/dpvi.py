@@ -89,7 +89,7 @@ class DPVI(base.DPModel):
     #### Formal guarantee
 
     As for `DPModel`. A record's term affects the released values only through the clipped sum.
-    Norms and gradients use the same draws (contract C5), independent of the records given the
+    Norms and gradients use the same draws (contract 5), independent of the records given the
     released variables; a twin depends on its record's x alone.
     """
 
