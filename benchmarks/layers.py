@@ -19,7 +19,7 @@ import harness
 import numpy as np
 
 from tfp_dpvi._tf import keras, layers_of, tf
-from tfp_dpvi.ghost import LayerGradients
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import Clip
 
 layers = keras.layers

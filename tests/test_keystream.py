@@ -13,8 +13,9 @@ from support import statistics, tapes
 from tfp_dpvi import _keystream, _random
 from tfp_dpvi._keystream import Keystream, Tapes
 from tfp_dpvi._tf import tf
-from tfp_dpvi.sampling import PoissonSampler, poisson_gaps
+from tfp_dpvi.sampling import PoissonSampler
 from tfp_dpvi.sampling.fixed_size import FixedSizeSampler, distinct_indices
+from tfp_dpvi.sampling.poisson import poisson_gaps
 
 
 @pytest.mark.smoke

@@ -20,6 +20,7 @@ from support.toy import Toy
 import tfp_dpvi as dpvi
 from tfp_dpvi import gradients, keras
 from tfp_dpvi.gradients import Clip, ClippedSum, PerExample
+from tfp_dpvi.gradients.joint import joint_release
 from tfp_dpvi.metrics import EpsilonSpent, PrivateClippedFraction, PrivateELBO, PrivateMetric
 from tfp_dpvi.optimizers import privatize
 from tfp_dpvi.privacy import FullBatch, PoissonSampling, PrivacyPlan, Sensitivity
@@ -344,16 +345,16 @@ def check_noise(release):
 
 
 def test_the_noise_is_as_stated():
-    check_noise(gradients.joint_release)
+    check_noise(joint_release)
 
 
 def _without_noise(metrics, clipped, sums, sensitivity):
-    joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
+    joint = joint_release(metrics, clipped, sums, sensitivity)
     return ClippedSum(joint.tensors, joint.clip, sensitivity, [*joint.noise_scales[:-1], 0.0], 1)
 
 
 def _half_noise(metrics, clipped, sums, sensitivity):
-    joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
+    joint = joint_release(metrics, clipped, sums, sensitivity)
     return ClippedSum(
         joint.tensors,
         joint.clip,
@@ -364,7 +365,7 @@ def _half_noise(metrics, clipped, sums, sensitivity):
 
 
 def _gradient_paid_less(metrics, clipped, sums, sensitivity):
-    joint = gradients.joint_release(metrics, clipped, sums, sensitivity)
+    joint = joint_release(metrics, clipped, sums, sensitivity)
     return ClippedSum(joint.tensors, joint.clip, sensitivity, [0.9, joint.noise_scales[-1]], 1)
 
 

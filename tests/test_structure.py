@@ -395,6 +395,16 @@ def shown(model, rare=2):
     pass
 """,
         "metrics.py": "def public():\n    pass\ndef _hidden():\n    pass",
+        "sampling/__init__.py": "from tfp_dpvi.sampling.a import ran, told\n__all__ = ['ran', 'told']",
+        "sampling/a.py": """
+def ran(size=1, other=2):
+    '''Example, unlike told(other=1):
+    >>> ran(size=3)
+    'told other='
+    '''
+def told():
+    pass
+""",
     }
     shown = "shown(model), with `draws` or DPVIs(seed=1); rare is said in passing"
     places = structure.unshown(_read(tmp_path, files), shown)
@@ -402,6 +412,32 @@ def shown(model, rare=2):
         "tfp_dpvi.metrics.public",
         "tfp_dpvi.models.DPVI",
         "tfp_dpvi.models.shown(rare=)",
+        "tfp_dpvi.sampling.ran(other=)",
+        "tfp_dpvi.sampling.told",
+    ]
+
+
+def test_fields_are_options_only_of_a_dataclass_that_something_shown_constructs(tmp_path):
+    found = _read(
+        tmp_path,
+        {
+            "metrics.py": """
+@dataclasses.dataclass
+class Plan:
+    size: int = 1
+@dataclasses.dataclass
+class Result:
+    value: int = 1
+class Metric:
+    def __init__(self, name=None):
+        pass
+"""
+        },
+    )
+    places = structure.unshown(found, "Plan(), which returns a Result, or a Metric")
+    assert [what for _, what in places] == [
+        "tfp_dpvi.metrics.Plan(size=)",
+        "tfp_dpvi.metrics.Metric(name=)",
     ]
 
 

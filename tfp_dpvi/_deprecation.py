@@ -22,8 +22,9 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _LIBRARY = f"{pathlib.Path(__file__).parent}{os.sep}"
-_GHOST = ("LayerGradients", "Pass", "RULES", "UnsupportedLayerError", "Whole")
-_PAIRED = ("NUM_BLOCKS", "ClippedAway", "Curvature", "curvature_releases", "paired")
+_GHOST = ("RULES", "UnsupportedLayerError", "Whole")
+_ISOLATION = ("depends_on", "refuse_dynamic_shapes", "refuse_writes", "strictly")
+_PAIRED = ("ClippedAway", "Curvature", "curvature_releases", "paired")
 
 #: Modules that moved in 0.3; their old paths go in 0.4.
 MODULES = {
@@ -74,11 +75,23 @@ CLASSES = {"tfp_dpvi.data.schema:Table": "tfp_dpvi.data.schema:Schema"}
 
 #: Names that moved in 0.3, by the module that had them: the new one, and ":" with a new name.
 NAMES: dict[str, dict[str, str]] = {
+    "tfp_dpvi.data": {
+        "RowBatches": "tfp_dpvi.data.streaming",
+        "TableData": "tfp_dpvi.data.schema",
+        "by_column": "tfp_dpvi.data.records",
+        "wants_stream": "tfp_dpvi.data.streaming",
+    },
     "tfp_dpvi.federated": {"Terms": "tfp_dpvi.federated:StudyTerms"},
     "tfp_dpvi.gradients": {
         **dict.fromkeys(_GHOST, "tfp_dpvi.ghost"),
         **dict.fromkeys(_PAIRED, "tfp_dpvi.calibrated"),
+        **dict.fromkeys(_ISOLATION, "tfp_dpvi.gradients.isolation"),
+        **dict.fromkeys(("LayerGradients", "Pass"), "tfp_dpvi.ghost.layers"),
+        "CLIPPINGS": "tfp_dpvi.gradients.clip",
+        "NUM_BLOCKS": "tfp_dpvi.calibrated.clip",
+        "joint_release": "tfp_dpvi.gradients.joint",
         "layers_of": "tfp_dpvi._tf",
+        "select_finite": "tfp_dpvi.gradients.clip",
     },
     "tfp_dpvi.gradients.layers": {"layers_of": "tfp_dpvi._tf"},
     "tfp_dpvi.models": {
@@ -90,6 +103,22 @@ NAMES: dict[str, dict[str, str]] = {
         "pilot": "tfp_dpvi.calibrated",
     },
     "tfp_dpvi.models.simulation": dict.fromkeys(("Pilot", "pilot"), "tfp_dpvi.calibrated"),
+    "tfp_dpvi.privacy": {"plan_counts": "tfp_dpvi.privacy.plan"},
+    "tfp_dpvi.sampling": {
+        "make_sampler": "tfp_dpvi.sampling.choose",
+        "poisson_gaps": "tfp_dpvi.sampling.poisson",
+    },
+    "tfp_dpvi.synthetic": {
+        "Table": "tfp_dpvi.data:Schema",
+        "TableData": "tfp_dpvi.data.schema",
+        "crowded": "tfp_dpvi.synthetic.grouping",
+        "depths": "tfp_dpvi.synthetic.grouping",
+    },
+    "tfp_dpvi.synthetic.table": {"Table": "tfp_dpvi.data:Schema"},
+    "tfp_dpvi.training": {
+        "make_steps": "tfp_dpvi.training.step",
+        "private_step": "tfp_dpvi.training.step",
+    },
 }
 
 

@@ -24,6 +24,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Callback, keras, learning_rate_variable, tf
 from tfp_dpvi.privacy import PrivacyPlan
 
+__all__ = ["PrivacyTensorBoard", "PrivateBackupAndRestore", "StepsBar"]
+
 _FORMAT, _VERSION = "tfp_dpvi backup", 2
 _FILE = "fit.npz"
 _BUCKETS = 30
@@ -275,6 +277,7 @@ class PrivateBackupAndRestore(Callback):
     >>> callback = PrivateBackupAndRestore("backup")  # For fit(callbacks=[callback]).
     >>> callback.read() is None
     True
+    >>> kept = PrivateBackupAndRestore("kept", delete_checkpoint=False)  # Stays after the fit.
 
     ```
     """

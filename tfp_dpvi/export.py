@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PrivacyReport
 
+__all__ = ["ExportedFunction"]
+
 REPORT = os.path.join("assets.extra", "privacy_report.json")
 CARD = "README.md"
 SERVED = "serving_default"  # The default signature of TensorFlow Serving and Keras's TFSMLayer.

@@ -20,6 +20,8 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
 
+__all__ = ["Variational", "enumeration", "quadrature"]
+
 _MOST_POINTS = 10_000
 
 
@@ -42,6 +44,11 @@ def quadrature(
     >>> model = likelihood({"a": tf.ones([2]), "b": tf.zeros([2])})
     >>> print(f"{model.prob([1, 1]):.3f}")
     0.293
+    >>> def plane(z):  # Two latents of each record, z of shape [P, 2].
+    ...     return tfd.Normal(tf.reduce_sum(z, axis=-1), 1.0)
+    >>> sums = quadrature(plane, dimension=2, num_points=5)
+    >>> print(f"{sums.variance():.2f}")
+    3.00
 
     ```
 

@@ -16,6 +16,8 @@ from tfp_dpvi._tf import Metric, register_keras_serializable, tf
 from tfp_dpvi.gradients import JointRelease, PerExample, Released
 from tfp_dpvi.privacy import Sensitivity
 
+__all__ = ["EpsilonSpent", "PrivateClippedFraction", "PrivateELBO", "PrivateMetric"]
+
 _RESERVED = ("epsilon", "steps", "loss", "kappa", "curvature", "clipped_away", "curvature_signal")
 
 

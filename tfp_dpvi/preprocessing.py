@@ -17,6 +17,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, register_keras_serializable, tf
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan, Sensitivity
 
+__all__ = ["PrivateStandardize"]
+
 _CHUNK = 2**16  # Records in memory at a time, for arrays on disk.
 
 
@@ -29,7 +31,7 @@ class PrivateStandardize(Layer):
 
     ```python
     >>> x = np.array([[0.2], [0.4], [0.9]])
-    >>> layer = PrivateStandardize(lower=0.0, upper=1.0)
+    >>> layer = PrivateStandardize(lower=0.0, upper=1.0, min_scale=0.1)
     >>> layer.adapt(x, noise_multiplier=2.0)
     >>> layer(x).shape
     TensorShape([3, 1])

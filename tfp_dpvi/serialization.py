@@ -20,6 +20,8 @@ from tfp_dpvi import _deprecation
 from tfp_dpvi._tf import Layer, keras, layers_within, register_keras_serializable, tf
 from tfp_dpvi._validate import Unchecked, fields, shown
 
+__all__ = ["register"]
+
 _LIBRARY = __name__.split(".")[0]
 #: Where values and functions are that files may name: none of these reads files, or imports or
 #: calls what it is told to.

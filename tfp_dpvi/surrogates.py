@@ -18,6 +18,8 @@ from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
 
+__all__ = ["WishartTriL", "asvi", "full_rank", "mean_field"]
+
 _vi, _tfb = tfp.experimental.vi, tfp.bijectors
 
 
@@ -301,6 +303,15 @@ def asvi(
     """Builds an automatic structured surrogate (ASVI, Ambrogioni et al. 2021).
 
     It calls `build_asvi_surrogate_posterior`; scales start at 0.1.
+
+    ```python
+    >>> prior = tfd.JointDistributionSequential(
+    ...     [tfd.Normal(0.0, 1.0), lambda mean: tfd.Normal(mean, 1.0)]
+    ... )
+    >>> len(asvi(prior, seed=0).trainable_variables)
+    8
+
+    ```
 
     Args:
       prior: A TFP distribution of the parameters, joint or single.

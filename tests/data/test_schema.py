@@ -313,10 +313,8 @@ def test_bad_descriptions(make, error, named):
 
 
 def test_a_schema_is_reached_by_each_of_its_names():
-    """`Table` was its name before 0.3."""
     for module in (dpvi, dpvi.data, dpvi.synthetic):
         assert module.Schema is Schema
-    assert dpvi.synthetic.Table is Schema
     for name in ("Binary", "Categorical", "Column", "Continuous", "Date", "Integer", "Layout"):
         assert getattr(dpvi.data, name) is getattr(dpvi.synthetic, name)
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tfp_dpvi import keras
 from tfp_dpvi._tf import layers_of
-from tfp_dpvi.ghost import LayerGradients, UnsupportedLayerError
+from tfp_dpvi.ghost import UnsupportedLayerError
 from tfp_dpvi.ghost.contributions import Lookup, Outer
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import Clip
 
 layers = keras.layers

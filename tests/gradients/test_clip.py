@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.gradients import CLIPPINGS, Clip, clipped_sum, register_clipping
+from tfp_dpvi.gradients import Clip, clipped_sum, register_clipping
+from tfp_dpvi.gradients.clip import CLIPPINGS
 
 RNG = np.random.default_rng(1)
 ROWS = (10.0 ** RNG.uniform(-3, 3, size=[20, 1]) * RNG.normal(size=[20, 6])).astype("float32")

@@ -19,7 +19,8 @@ from support.replay import (
 from support.siblings import slow
 
 from tfp_dpvi._tf import tf
-from tfp_dpvi.gradients import Clip, ClippedSum, clipped_sum, select_finite
+from tfp_dpvi.gradients import Clip, ClippedSum, clipped_sum
+from tfp_dpvi.gradients.clip import select_finite
 from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.privacy import Sensitivity
 

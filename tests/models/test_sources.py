@@ -13,7 +13,8 @@ from support.toy import adam, records, toy, weights
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import keras
-from tfp_dpvi.data import RecordSource, by_column
+from tfp_dpvi.data import RecordSource
+from tfp_dpvi.data.records import by_column
 
 tfd = tfp.distributions
 N, D = 300, 3

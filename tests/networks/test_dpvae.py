@@ -512,9 +512,9 @@ def test_layers_are_tried_once_after_compile(monkeypatch):
         ]
     )
     model, tried = make(encoder, dense_decoder(width=0)), []
-    inner = dpvi.gradients.ghost.LayerGradients.checked
+    inner = dpvi.ghost.layers.LayerGradients.checked
     monkeypatch.setattr(
-        dpvi.gradients.ghost.LayerGradients,
+        dpvi.ghost.layers.LayerGradients,
         "checked",
         lambda *args, **settings: tried.append(1) or inner(*args, **settings),
     )

@@ -8,8 +8,10 @@ from support.internals import StepGradients, step_gradients
 from support.subject import REAL
 from tfp_dpvi import optimizers
 from tfp_dpvi._tf import tf
-from tfp_dpvi.gradients import ClippedSum, PerExample, clipped_sum, select_finite
-from tfp_dpvi.sampling import PoissonSampler, poisson_gaps
+from tfp_dpvi.gradients import ClippedSum, PerExample, clipped_sum
+from tfp_dpvi.gradients.clip import select_finite
+from tfp_dpvi.sampling import PoissonSampler
+from tfp_dpvi.sampling.poisson import poisson_gaps
 
 
 def _changed(**parts):

@@ -24,9 +24,10 @@ from tfp_dpvi.models import fitting
 from tfp_dpvi.optimizers import dp_keras
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.synthetic.synthesizer import TableModel
-from tfp_dpvi.training import Mechanism, compiled, initial_state, make_steps
+from tfp_dpvi.training import Mechanism, compiled, initial_state
 from tfp_dpvi.training import mechanism as mechanism_lib
 from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.step import make_steps
 
 __all__ = ["LOG", "PosteriorPredictive", "StepGradients", "TableModel"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfp_dpvi._tf import keras, layers_of, tf
-from tfp_dpvi.ghost import LayerGradients
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import Clip
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfp_dpvi._tf import tf
-from tfp_dpvi.privacy import plan_counts
+from tfp_dpvi.privacy.plan import plan_counts
 from tfp_dpvi.synthetic import (
     Binary,
     Categorical,
@@ -24,13 +24,12 @@ from tfp_dpvi.synthetic import (
     Pairs,
     Schema,
     Segments,
-    crowded,
-    depths,
     group,
     histograms,
     make_likelihood,
     make_prior,
 )
+from tfp_dpvi.synthetic.grouping import crowded, depths
 
 TABLE = Schema(
     {

@@ -16,7 +16,7 @@ from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import SECURE, Keystream
 from tfp_dpvi._tf import Structure, function_of_model, tf
-from tfp_dpvi.data import by_column
+from tfp_dpvi.data.records import by_column
 from tfp_dpvi.gradients import ClippedSum
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.models.arguments import is_batches
@@ -24,7 +24,8 @@ from tfp_dpvi.optimizers import DPOptimizer, PrivatizedGradients
 from tfp_dpvi.privacy import PrivacyLedger, SamplingScheme
 from tfp_dpvi.sampling import Sampler
 from tfp_dpvi.sampling.base import Body, Carry
-from tfp_dpvi.training import Mechanism, initial_state, make_steps
+from tfp_dpvi.training import Mechanism, initial_state
+from tfp_dpvi.training.step import make_steps
 
 Setting: TypeAlias = int | float | str | None
 """An argument of `make_data`, such as `batch_size` or `sampling`."""

@@ -14,7 +14,6 @@ Read the files in this order. Each imports from those before it only.
 """
 
 from tfp_dpvi.calibrated.clip import (
-    NUM_BLOCKS,
     ClippedAway,
     Curvature,
     curvature_releases,
@@ -23,7 +22,6 @@ from tfp_dpvi.calibrated.clip import (
 from tfp_dpvi.calibrated.pilots import Pilot, pilot
 
 __all__ = [
-    "NUM_BLOCKS",
     "ClippedAway",
     "Curvature",
     "Pilot",

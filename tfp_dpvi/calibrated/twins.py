@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from tfp_dpvi._tf import Structure, argument_names, operations_within, replace_inputs, tf, tfd
 from tfp_dpvi.bayes.predictive import as_graph
-from tfp_dpvi.gradients import depends_on
+from tfp_dpvi.gradients.isolation import depends_on
 
 # Operations that may not end, or raise, at extreme inputs: loops, and kernels that reject.
 _SAMPLERS = re.compile(

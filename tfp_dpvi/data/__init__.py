@@ -1,11 +1,14 @@
 """The records of a fit, checked before anything is spent, and the public schema of columns."""
 
+from typing import Any
+
+from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dataset import DatasetData
 from tfp_dpvi.data.dates import Date
-from tfp_dpvi.data.records import ArrayData, Data, Records, by_column, make_records
-from tfp_dpvi.data.schema import Layout, Schema, TableData
-from tfp_dpvi.data.streaming import RecordSource, RowBatches, StreamedData, wants_stream
+from tfp_dpvi.data.records import ArrayData, Data, Records, make_records
+from tfp_dpvi.data.schema import Layout, Schema
+from tfp_dpvi.data.streaming import RecordSource, StreamedData
 
 __all__ = [
     "MISSING",
@@ -21,11 +24,11 @@ __all__ = [
     "Layout",
     "RecordSource",
     "Records",
-    "RowBatches",
     "Schema",
     "StreamedData",
-    "TableData",
-    "by_column",
     "make_records",
-    "wants_stream",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return _deprecation.renamed(__name__, name)

@@ -132,7 +132,7 @@ class ArrayData:
     num_records: int
     batch_size: float
     steps_per_epoch: int
-    resumable: bool = True
+    resumable = True
 
     def __post_init__(self) -> None:
         self.tensors = self.records.tensors()

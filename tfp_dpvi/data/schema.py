@@ -129,10 +129,6 @@ class Schema:
         return arrays
 
 
-#: The name of `Schema` before 0.3.
-Table = Schema
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """The public container, order of columns and dtypes of a data set.

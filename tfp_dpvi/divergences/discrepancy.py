@@ -75,6 +75,9 @@ def mmd(
     >>> x = tf.constant([[0.0], [1.0]])
     >>> float(mmd(x, x))
     0.0
+    >>> twice = tf.constant([[0.0], [1.0], [1.0]])  # The same as weights of 1 and 2.
+    >>> abs(float(mmd(twice, x, y_weights=tf.constant([1.0, 2.0])))) < 1e-6
+    True
 
     ```
 
@@ -133,6 +136,14 @@ def dimensionwise_mmd(
     of Mathieu et al. (2019, arXiv:1812.02833); their estimate is the U-statistic, this one the
     V-statistic (see `mmd`). Takahashi et al. (2020, arXiv:2006.11204) train the same with term-wise
     gradients. Time and memory are O((n + m)^2 d).
+
+    ```python
+    >>> x = tf.constant([[0.0, 0.0], [1.0, 9.0]])
+    >>> wide = [10.0 * scale for scale in SCALES]  # For codes of a wide prior.
+    >>> float(dimensionwise_mmd(x, tf.gather(x, [1, 0]), wide))
+    0.0
+
+    ```
 
     Args:
       x: Float [n, d].

@@ -35,6 +35,9 @@ def sparse_prior(
     ```python
     >>> sparse_prior(3).event_shape
     TensorShape([3])
+    >>> prior = sparse_prior(1, sparsity=0.5, spike_scale=0.1, slab_scale=2.0)
+    >>> round(float(prior.variance()[0]), 3)  # The mean of 0.01 and 4.
+    2.005
 
     ```
 

@@ -75,6 +75,14 @@ class Hospital:
     >>> hospital.rounds_left, hospital.spent
     (4, 0.0)
 
+    Hospitals of one process share a refiner, which traces the study's step once:
+
+    >>> refiner = Refiner(study)
+    >>> hospitals = [
+    ...     Hospital(study, x, name=name, epsilon=1.0, rounds=4, refiner=refiner)
+    ...     for name in ("berlin", "munich")
+    ... ]
+
     ```
     """
 

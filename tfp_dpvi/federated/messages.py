@@ -44,7 +44,13 @@ class StudyTerms:
 
     ```python
     >>> import numpy as np
-    >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)), local_steps=10)
+    >>> terms = StudyTerms(
+    ...     "heights",
+    ...     Factor.normal(np.zeros(2), np.ones(2)),
+    ...     local_steps=10,
+    ...     most_change=1e4,
+    ...     setup="normal heights, clip 1",
+    ... )
     >>> terms.floor
     array([0.5, 0.5])
 
@@ -231,6 +237,9 @@ class Reply(_Message):
     >>> reply = Reply(terms.identity, "berlin", "request 1", 0, change, epsilon=0.4, delta=1e-5)
     >>> Reply.from_bytes(reply.to_bytes(), terms).epsilon
     0.4
+    >>> declined = Reply(terms.identity, "berlin", "request 2", 1, None, reason="no budget is left")
+    >>> Reply.from_bytes(declined.to_bytes(), terms).reason
+    'no budget is left'
 
     ```
     """

@@ -20,14 +20,16 @@ from tfp_dpvi._tf import Structure, tf, tfd, tfp
 from tfp_dpvi.bayes import checks
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.pairing import CannotPairError, Pairing
-from tfp_dpvi.data import ArrayData, Data, Records, by_column, make_records
+from tfp_dpvi.data import ArrayData, Data, Records, make_records
+from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.data.streaming import is_source
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.optimizers import DPOptimizer
-from tfp_dpvi.sampling import BatchNeeds, make_sampler
+from tfp_dpvi.sampling import BatchNeeds
+from tfp_dpvi.sampling.choose import make_sampler
 from tfp_dpvi.training import CompiledSteps, Mechanism, initial_state, new_key
 from tfp_dpvi.training.compiled import KEY
 

@@ -64,6 +64,8 @@ class Study:
     ...     tfd.Normal(0.0, 2.0),
     ...     lambda mean: tfd.Normal(mean, 1.0),
     ...     DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05),
+    ...     initial_stddev=0.05,
+    ...     most_change=1e4,
     ... )
     >>> study.normal_prior, study.terms.prior.stddev.round(3).tolist()
     (True, [2.0])

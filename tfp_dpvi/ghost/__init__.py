@@ -3,7 +3,6 @@
 No gradient of a single record lies in memory where a rule knows the layer.
 """
 
-from tfp_dpvi.ghost.layers import LayerGradients, Pass
 from tfp_dpvi.ghost.rules import RULES, UnsupportedLayerError, Whole
 
-__all__ = ["RULES", "LayerGradients", "Pass", "UnsupportedLayerError", "Whole"]
+__all__ = ["RULES", "UnsupportedLayerError", "Whole"]

@@ -8,27 +8,20 @@ from typing import Any
 from tfp_dpvi import _deprecation
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import (
-    CLIPPINGS,
     Clip,
     ClippedSum,
     exactly,
     register_clipping,
-    select_finite,
 )
 from tfp_dpvi.gradients.isolation import (
     VaryingShapeError,
-    depends_on,
-    refuse_dynamic_shapes,
-    refuse_writes,
-    strictly,
 )
-from tfp_dpvi.gradients.joint import JointRelease, Released, joint_release, joint_sensitivity
+from tfp_dpvi.gradients.joint import JointRelease, Released, joint_sensitivity
 from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.gradients.step import ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.gradients.vmap import clipped_sum
 
 __all__ = [
-    "CLIPPINGS",
     "Clip",
     "ClippedGradient",
     "ClippedSum",
@@ -39,16 +32,10 @@ __all__ = [
     "StepSpec",
     "VaryingShapeError",
     "clipped_sum",
-    "depends_on",
     "exactly",
-    "joint_release",
     "joint_sensitivity",
     "mapped",
-    "refuse_dynamic_shapes",
-    "refuse_writes",
     "register_clipping",
-    "select_finite",
-    "strictly",
     "through_draws",
 ]
 

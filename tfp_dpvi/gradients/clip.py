@@ -194,6 +194,16 @@ class ClippedSum:
     >>> ClippedSum([tf.constant([0.5, -0.2])], Clip(1.0)).sensitivity.replace
     2.0
 
+    An engine may clip layers apart and give each its own noise, in units of which it then states
+    the sensitivity. Here each of two parts moves by at most 0.6 and 0.8 clips, that is by one of
+    its own noise scales:
+
+    >>> parts = [tf.constant([0.5, -0.2]), tf.constant([0.7])]
+    >>> both = Sensitivity(add_or_remove=2**0.5, replace=2 * 2**0.5)
+    >>> total = ClippedSum(parts, Clip(1.0), both, noise_scales=[0.6, 0.8], num_joint=0)
+    >>> len(total.tensors) - total.num_joint  # Joint releases would follow the gradient's parts.
+    2
+
     ```
 
     Attributes:

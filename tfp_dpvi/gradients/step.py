@@ -110,6 +110,12 @@ class ClippedGradient:
     >>> ClippedGradient(draw, Clip(1.0)).sensitivity.add_or_remove
     1.0
 
+    This one says that it works on batches as a whole, with half of the noise on its only part:
+
+    >>> gradient = ClippedGradient(
+    ...     draw, Clip(1.0), Sensitivity(2.0, 4.0), noise_scales=(0.5,), joint=(), batchwise=True
+    ... )
+
     ```
 
     Attributes:

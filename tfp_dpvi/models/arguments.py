@@ -18,13 +18,12 @@ from tfp_dpvi.data import (
     DatasetData,
     Records,
     RecordSource,
-    RowBatches,
     StreamedData,
-    by_column,
     make_records,
-    wants_stream,
 )
-from tfp_dpvi.sampling import make_sampler
+from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.streaming import RowBatches, wants_stream
+from tfp_dpvi.sampling.choose import make_sampler
 from tfp_dpvi.training.distribution import Workers
 
 Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.utils.Sequence

@@ -79,6 +79,7 @@ class DPVI(base.DPModel):
     >>> model = dpvi.DPVI(
     ...     tfd.Sample(tfd.Normal(0.0, 4.0), 2),
     ...     lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)),
+    ...     num_predictive_draws=1000,
     ... )
     >>> model.compile("adam", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
     >>> model.posterior.event_shape

@@ -25,7 +25,8 @@ from tfp_dpvi.bayes.predictive import mean_of
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.export import ExportedFunction
-from tfp_dpvi.ghost import LayerGradients, UnsupportedLayerError
+from tfp_dpvi.ghost import UnsupportedLayerError
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
 from tfp_dpvi.models import arguments
 from tfp_dpvi.networks import latents, refusals

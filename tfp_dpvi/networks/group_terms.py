@@ -9,7 +9,8 @@ from typing import TypeAlias
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.divergences import Codes
-from tfp_dpvi.ghost import LayerGradients, groups
+from tfp_dpvi.ghost import groups
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import Clip, ClippedSum, PerExample
 from tfp_dpvi.networks.autoencoder import Autoencoder, RecordTerms
 from tfp_dpvi.privacy import TermwiseNoise

@@ -12,7 +12,8 @@ from tfp_dpvi._tf import Layer, Structure, keras, layers_of, tf
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import zeros_like
-from tfp_dpvi.ghost import LayerGradients, UnsupportedLayerError
+from tfp_dpvi.ghost import UnsupportedLayerError
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import JointRelease
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel

@@ -14,7 +14,7 @@ import numpy as np
 from tfp_dpvi._tf import Layer, Structure, loss_functions, tf, without_assertions
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import synthetic
-from tfp_dpvi.ghost import LayerGradients
+from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models import base
 from tfp_dpvi.models.fitting import LOG

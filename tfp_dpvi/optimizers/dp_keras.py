@@ -34,6 +34,12 @@ class PrivatizedGradients:
     >>> private = privatize(clipped, noise_multiplier=1.0, key=key, expected_batch_size=10.0)
     >>> private.tensors[0].shape
     TensorShape([2])
+    >>> wide = lambda mean: [tf.concat([mean[0], 2.0 * mean[0]], axis=0)]
+    >>> private = privatize(
+    ...     clipped, noise_multiplier=0.0, key=key, expected_batch_size=10.0, pull_back=wide
+    ... )
+    >>> [f"{value:.1f}" for value in private.tensors[0]]
+    ['0.3', '0.4', '0.6', '0.8']
 
     ```
     """

@@ -126,6 +126,12 @@ _DOC = """`dpvi.keras.optimizers.{name}` on privatised gradients of two terms.
 def make_termwise_optimizer_class(keras_optimizer_class: type) -> type:
     """Returns a subclass of a Keras optimizer class, named `TermwiseDPKeras<Name>Optimizer`.
 
+    ```python
+    >>> make_termwise_optimizer_class(keras.optimizers.Nadam).__name__
+    'TermwiseDPKerasNadamOptimizer'
+
+    ```
+
     Args:
       keras_optimizer_class: A subclass of `keras.optimizers.Optimizer` that is not legacy.
 

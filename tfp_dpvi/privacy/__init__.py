@@ -3,14 +3,17 @@
 Pure Python with dp_accounting, NumPy and SciPy; does not import TensorFlow.
 """
 
+from typing import Any
+
 from dp_accounting import NeighboringRelation
 
+from tfp_dpvi import _deprecation
 from tfp_dpvi.privacy.accountants import ACCOUNTANTS, Accountant, get_accountant
 from tfp_dpvi.privacy.budgets import RenyiFilter
 from tfp_dpvi.privacy.curve import EpsilonCurve
 from tfp_dpvi.privacy.errors import BudgetExhaustedError, LedgerError, UnsupportedPairError
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
-from tfp_dpvi.privacy.plan import PrivacyPlan, plan_counts
+from tfp_dpvi.privacy.plan import PrivacyPlan
 from tfp_dpvi.privacy.report import PrivacyReport
 from tfp_dpvi.privacy.sampling import (
     EachRecordOncePerEpoch,
@@ -51,7 +54,10 @@ __all__ = [
     "UnsupportedPairError",
     "block_sensitivity",
     "get_accountant",
-    "plan_counts",
     "scheme_from_json",
     "termwise_noise",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return _deprecation.renamed(__name__, name)

@@ -40,6 +40,9 @@ class EpsilonCurve:
     >>> curve = EpsilonCurve(plan, delta=1e-5, checkpoints=[500])
     >>> curve(0) <= curve(500) < curve(1000) == plan.epsilon(1e-5)
     True
+    >>> second = EpsilonCurve(plan, prior_events=[plan.event_of(1000)], delta=1e-5)
+    >>> second(1000) > curve(1000)
+    True
 
     ```
     """

@@ -3,12 +3,15 @@
 Each sampler states the scheme that the accounting uses (contract 4).
 """
 
+from typing import Any
+
+from tfp_dpvi import _deprecation
 from tfp_dpvi.sampling.base import Sampler
-from tfp_dpvi.sampling.choose import BatchNeeds, make_sampler, register_sampler
+from tfp_dpvi.sampling.choose import BatchNeeds, register_sampler
 from tfp_dpvi.sampling.declared import DeclaredBatchSampler
 from tfp_dpvi.sampling.fixed_size import FixedSizeSampler
 from tfp_dpvi.sampling.full_batch import FullBatchSampler
-from tfp_dpvi.sampling.poisson import PoissonSampler, poisson_gaps
+from tfp_dpvi.sampling.poisson import PoissonSampler
 
 __all__ = [
     "BatchNeeds",
@@ -17,7 +20,9 @@ __all__ = [
     "FullBatchSampler",
     "PoissonSampler",
     "Sampler",
-    "make_sampler",
-    "poisson_gaps",
     "register_sampler",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return _deprecation.renamed(__name__, name)

@@ -37,6 +37,12 @@ class BatchNeeds:
     ... )
     >>> sampler.scheme, sampler.physical_batch_size
     (PoissonSampling(probability=0.01), 128)
+    >>> network = BatchNeeds(bytes_each=2**20, batchwise=True, static=False)
+    >>> make_sampler(
+    ...     "poisson", num_available=50_000, num_records=50_000, batch_size=500,
+    ...     physical_batch_size=None, needs=network,
+    ... ).physical_batch_size
+    734
 
     ```
     """

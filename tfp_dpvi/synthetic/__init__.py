@@ -3,10 +3,13 @@
 `tfp_dpvi.Synthesizer` uses them.
 """
 
+from typing import Any
+
+from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dates import Date
-from tfp_dpvi.data.schema import Layout, Schema, Table, TableData
-from tfp_dpvi.synthetic.grouping import Grouped, crowded, depths, group, histograms
+from tfp_dpvi.data.schema import Layout, Schema
+from tfp_dpvi.synthetic.grouping import Grouped, group, histograms
 from tfp_dpvi.synthetic.mixture import (
     Segments,
     TableMixture,
@@ -34,11 +37,7 @@ __all__ = [
     "Schema",
     "Segments",
     "Synthesizer",
-    "Table",
-    "TableData",
     "TableMixture",
-    "crowded",
-    "depths",
     "group",
     "histograms",
     "make_likelihood",
@@ -46,3 +45,7 @@ __all__ = [
     "rubin",
     "starting_point",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    return _deprecation.renamed(__name__, name)

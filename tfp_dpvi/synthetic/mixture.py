@@ -68,6 +68,14 @@ def make_prior(
 ) -> tfd.Distribution:
     """Builds the public prior over a mixture's parameters: symmetric Dirichlet distributions.
 
+    ```python
+    >>> from tfp_dpvi.synthetic import Binary, Schema
+    >>> prior = make_prior(Schema({"ill": Binary()}), num_components=4, concentration=0.5)
+    >>> {name: shape.as_list() for name, shape in prior.event_shape.items()}
+    {'weights': [4], 'levels': [4, 2]}
+
+    ```
+
     Args:
       schema: The public description of the columns.
       num_components: The number K of components.

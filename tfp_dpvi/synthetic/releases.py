@@ -9,9 +9,9 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, plan_counts
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.privacy.budgets import EpsilonBudget
-from tfp_dpvi.privacy.plan import compose
+from tfp_dpvi.privacy.plan import compose, plan_counts
 from tfp_dpvi.training.budget import PrivacyTarget
 
 

@@ -54,7 +54,7 @@ class Synthesizer:
     >>> import tfp_dpvi as dpvi
     >>> schema = dpvi.Schema({"smokes": dpvi.data.Binary(), "ill": dpvi.data.Binary()})
     >>> records = {"smokes": np.arange(90) % 2, "ill": np.arange(90) % 3 == 0}
-    >>> synthesizer = dpvi.Synthesizer(schema, num_components=2)
+    >>> synthesizer = dpvi.Synthesizer(schema, num_components=2, concentration=1.0)
     >>> synthesizer = synthesizer.fit(records, epsilon=1.0, delta=1e-5, steps=5)
     >>> len(synthesizer.sample()["ill"])
     90

@@ -13,7 +13,7 @@ from typing import Any
 from tfp_dpvi import _keystream
 from tfp_dpvi._keystream import SECURE, Keystream
 from tfp_dpvi._tf import Optimizer, learning_rate_variable, tf, without_values
-from tfp_dpvi.gradients import VaryingShapeError, refuse_dynamic_shapes
+from tfp_dpvi.gradients.isolation import VaryingShapeError, refuse_dynamic_shapes
 from tfp_dpvi.training.mechanism import Mechanism
 from tfp_dpvi.training.step import Steps, StepState, initial_state, make_steps
 

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfp_dpvi._tf import Optimizer, in_multi_worker_mode, tf, without_assertions
-from tfp_dpvi.gradients import ClippedSum, PerExample, StepGradient, strictly
+from tfp_dpvi.gradients import ClippedSum, PerExample, StepGradient
+from tfp_dpvi.gradients.isolation import strictly
 from tfp_dpvi.training.mechanism import Sums
 
 _State = TypeVar("_State")

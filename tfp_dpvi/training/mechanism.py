@@ -18,10 +18,10 @@ from tfp_dpvi.gradients import (
     JointRelease,
     PerExample,
     StepGradient,
-    joint_release,
     joint_sensitivity,
-    refuse_writes,
 )
+from tfp_dpvi.gradients.isolation import refuse_writes
+from tfp_dpvi.gradients.joint import joint_release
 from tfp_dpvi.optimizers import DPOptimizer, PrivatizedGradients
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, Sensitivity
 from tfp_dpvi.sampling import Sampler

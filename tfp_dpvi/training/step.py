@@ -50,10 +50,14 @@ class StepState(NamedTuple):
     >>> from tfp_dpvi import training
     >>> gradient = dpvi.gradients.ClippedGradient(lambda key: None, dpvi.gradients.Clip(1.0))
     >>> sampler = dpvi.sampling.PoissonSampler(1000, 0.1, 128)
-    >>> mechanism = training.Mechanism(sampler, gradient, 100.0, 1000, noise_multiplier=2.0)
+    >>> mechanism = training.Mechanism(
+    ...     sampler, gradient, 100.0, 1000, noise_multiplier=2.0, unsafe_loss=True
+    ... )
     >>> state = training.initial_state(mechanism, step=5)
     >>> int(state.step), state.accumulated
     (5, ())
+    >>> float(state.unsafe_loss)  # Grows by each step's exact loss: for debugging on public data.
+    0.0
 
     ```
     """
