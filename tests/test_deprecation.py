@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -132,3 +133,18 @@ def test_no_file_of_the_package_uses_an_old_name():
             source = getattr(node, "module", None)
             paths = [f"{source}.{alias.name}" for alias in getattr(node, "names", ()) if source]
             assert old.isdisjoint([source, *paths]), path
+
+
+@pytest.mark.parametrize("name", ["table.keras", pytest.param("vae.keras", marks=pytest.mark.slow)])
+def test_a_file_of_an_old_version_loads_without_a_warning(name):
+    """In a fresh process, where its classes are not known: who loads it cannot change the paths in it."""
+    path = pathlib.Path(__file__).parent / "references" / name
+    code = (
+        "import sys, warnings; warnings.simplefilter('error', FutureWarning)\n"
+        "import support.references\n"
+        "import tfp_dpvi; tfp_dpvi.load_model(sys.argv[1])"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    folder = pathlib.Path(__file__).parent
+    places = os.pathsep.join(map(str, [folder.parent, folder]))
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": places}, check=True)

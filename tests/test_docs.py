@@ -71,3 +71,19 @@ def test_a_notebook_runs(name, monkeypatch):
 
 def test_there_are_pages_with_code():
     assert sum(map(bool, PAGES.values())) >= 4
+
+
+def test_every_test_that_the_contracts_name_is_there():
+    """A name without a folder is in that of the name before it."""
+    root = pathlib.Path(__file__).parents[1]
+    page = (root / "docs" / "contracts.md").read_text(encoding="utf-8")
+    folder = root
+    missing = []
+    for name in re.findall(r"`((?:tests/[\w/]+)?(?:test_\w+)?(?:\.py)?)`", page):
+        if not name:
+            continue
+        path = root / name if name.startswith("tests") else folder / name
+        folder = path.parent if path.suffix else path
+        if not path.exists():
+            missing.append(name)
+    assert missing == []

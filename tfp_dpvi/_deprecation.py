@@ -9,10 +9,10 @@ import functools
 import importlib
 import importlib.abc
 import importlib.machinery
-import inspect
 import os
 import pathlib
 import sys
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -180,6 +180,19 @@ def current_place(place: str) -> str:
     return CLASSES.get(place, place)
 
 
+def import_moved(text: str) -> None:
+    """Imports today's modules of the old ones that a file names, which registers its classes.
+
+    Who loads a file cannot change the paths in it, so that there is no warning.
+
+    Args:
+      text: The file's JSON.
+    """
+    for old, new in MODULES.items():
+        if f'"{old}"' in text:
+            importlib.import_module(new)
+
+
 def warn(old: str, new: str) -> None:
     """Warns that a name is old, at the first line above that is not this library's.
 
@@ -187,10 +200,9 @@ def warn(old: str, new: str) -> None:
       old: The old name, as the caller wrote it.
       new: Today's name.
     """
-    frame = inspect.currentframe()
-    assert frame is not None  # CPython has frames.
-    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
+    stack = [frame for frame, _ in traceback.walk_stack(None)]
+    callers = (frame for frame in stack if not _is_ours(frame.f_code.co_filename))
+    frame = next(callers, stack[-1])
     warnings.warn_explicit(
         f"{old} is now {new}; the old name goes in version 0.4.",
         FutureWarning,

@@ -164,7 +164,7 @@ def test_a_declared_number_of_records_hides_the_exact_one(study, refiner):
         )
         for num in (40, 39)
     ]
-    assert [(one._mechanism.expected_batch_size, one._plan.sampling) for one in both] == [
+    assert [(one._release.mechanism.expected_batch_size, one._plan.sampling) for one in both] == [
         (50.0, FullBatch())
     ] * 2
 
@@ -541,7 +541,7 @@ def test_the_words_of_a_secure_round_are_its_samples_and_noise(monkeypatch):
     study = Study(prior(), likelihood, adam(), local_steps=4, batch_size=10)
     refiner, seen = Refiner(study), []
     one = hospital(study, refiner, randomness="secure")
-    mechanism = one._mechanism
+    mechanism = one._release.mechanism
     words = mechanism.num_words()
     genuine = _random.add_noise
 

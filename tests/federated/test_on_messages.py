@@ -9,8 +9,8 @@ import scipy.stats
 import tfp_dpvi as dpvi
 from tfp_dpvi import _keystream, _random
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.federated import Factor, MessageHospital, Study, Task
-from tfp_dpvi.federated.on_messages import assign, divide, shard_size
+from tfp_dpvi.federated import Factor, MessageHospital, Study, Task, on_messages
+from tfp_dpvi.federated.on_messages import MessageRelease, assign, divide, shard_size
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.privacy import Sensitivity
 
@@ -84,8 +84,9 @@ def test_neighbours_on_messages(made):
         size = shard_size(len(x), 2)
         shards = np.arange(len(x)) % 2  # As they fell; the same for neighbours.
         parts = divide(x, y, np.where(keep, shards, -1), 2, size)
-        one._parts = [refiner.data(p["x"], p["y"], size, p["weight"]).tensors for p in parts]
-        return one._clipped_sum(task_of(study))
+        release = one._release
+        release.parts = [refiner.data(p["x"], p["y"], size, p["weight"]).tensors for p in parts]
+        return release.clipped_sum(task_of(study))
 
     everyone = np.ones(len(x), bool)
     full = sums(x, y, everyone)
@@ -113,11 +114,11 @@ def test_no_record_decides_whether_there_is_an_answer():
     for value in (0.0, 1e12, 3e38):  # Also where the squares of float32 overflow.
         x[0] = value
         one = MessageHospital(study, x, name="a", epsilon=1.0, rounds=1, refiner=refiner, seed=1)
-        assert one._clipped_sum(task_of(study)).norm <= 2.0 * CLIP
+        assert one._release.clipped_sum(task_of(study)).norm <= 2.0 * CLIP
         assert one.refine(task_of(study)).change is not None
         refiner._num_steps, prior = 0, study.terms.prior
         tensors = refiner.data(**other_shard(x), num_records=20).tensors
-        others.append(refiner.refine(prior, prior, one._mechanism, tensors, 1).shift)
+        others.append(refiner.refine(prior, prior, one._release.mechanism, tensors, 1).shift)
     np.testing.assert_array_equal(others[1:], others[:1] * 2)
 
 
@@ -133,26 +134,27 @@ def test_the_bound_of_a_message_is_reached():
     assert (clipped[0] / clipped[1]).norm == pytest.approx(2.0 * CLIP)
 
 
-class CountsOnOthers(MessageHospital):
+class CountsOnOthers(MessageRelease):
     """A mutation: noise divided by the square root of M, as if a server saw the sum alone."""
 
-    def _change(self, task):
-        total = self._clipped_sum(task)
-        return total * (super()._change(task) / total) ** (1.0 / math.sqrt(10))
+    def change(self, task):
+        total = self.clipped_sum(task)
+        return total * (super().change(task) / total) ** (1.0 / math.sqrt(10))
 
 
-def noise_of(kind, made, monkeypatch, shape=(500,)):
+def noise_of(release, made, monkeypatch, shape=(500,)):
     """Returns the stated deviation and the noise of one message, on shifts and on precisions of a given shape."""
     (study, refiner), total = made, Factor(np.ones(shape[0]), np.zeros(shape))
-    monkeypatch.setattr(kind, "_clipped_sum", lambda self, task: total)
-    one = kind(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner)
-    message = one._change(task_of(study))
+    monkeypatch.setattr(release, "clipped_sum", lambda self, task: total)
+    monkeypatch.setattr(on_messages, "MessageRelease", release)
+    one = MessageHospital(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner)
+    message = one._release.change(task_of(study))
     return one._plan.deviation, message.shift - 1.0, message.precision
 
 
 def test_the_noise_of_a_message_is_all_of_what_the_plan_says(made, monkeypatch):
     """Each part's variance within exact chi-square quantiles: false alarms 1e-9 x 2."""
-    deviation, *noise = noise_of(MessageHospital, made, monkeypatch)
+    deviation, *noise = noise_of(MessageRelease, made, monkeypatch)
     low, high = scipy.stats.chi2.ppf([5e-10, 1 - 5e-10], 500) / 500
     ratios = np.array([np.mean(part**2) / deviation**2 for part in noise])
     assert np.all((low <= ratios) & (ratios <= high)), ratios
@@ -164,21 +166,21 @@ def test_noise_is_fresh_where_a_message_is_made_again_from_the_same_state(made, 
     """C10: a forked copy of a hospital has the counters of its twin, and noise of its own."""
     study, refiner = made
     monkeypatch.setattr(
-        MessageHospital, "_clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros(2))
+        MessageRelease, "clipped_sum", lambda self, task: Factor(np.ones(2), np.zeros(2))
     )
     one, shifts = (
         MessageHospital(study, *records(), name="a", epsilon=1.0, rounds=1, refiner=refiner),
         [],
     )
     for _ in range(2):
-        one._messages = 0
-        shifts.append(one._change(task_of(study)).shift)
+        one._release._messages = 0
+        shifts.append(one._release.change(task_of(study)).shift)
     assert np.all(shifts[0] != shifts[1])
 
 
 def test_a_matrix_gets_symmetric_noise_of_its_upper_half(made, monkeypatch):
     """Of 528 numbers, neighbours are uncorrelated within 7 standard errors; variances above a quantile of 1e-9."""
-    deviation, _, noise = noise_of(MessageHospital, made, monkeypatch, shape=(32, 32))
+    deviation, _, noise = noise_of(MessageRelease, made, monkeypatch, shape=(32, 32))
     np.testing.assert_array_equal(noise, noise.T)
     half = noise[np.triu_indices(32)] / deviation
     assert abs(np.mean(half[1:] * half[:-1])) <= 7.0 / np.sqrt(527)
@@ -232,6 +234,6 @@ def test_local_steps_behind_a_message_can_be_secure_too(made, monkeypatch):
     for byte in (b"a", b"a", b"b"):
         refiner._num_steps = 0
         monkeypatch.setattr(_keystream, "new_key", lambda byte=byte: 32 * byte)
-        sums.append(one._clipped_sum(task_of(study)).shift)
+        sums.append(one._release.clipped_sum(task_of(study)).shift)
     np.testing.assert_array_equal(sums[0], sums[1])
     assert np.all(sums[0] != sums[2])

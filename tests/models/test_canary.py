@@ -83,7 +83,6 @@ def published(
     x, y = NEIGHBOURS[which]
     directory.mkdir()
     model = dpvi.DPVI(prior, likelihood, seed=5, name="ward", clipping=clipping)
-    internals.name_the_run(model, "ward")
     ledger = dpvi.PrivacyLedger(directory / "ledger", dataset_id="ward")
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
         l2_norm_clip=1.0, noise_multiplier=2.0, learning_rate=0.1
@@ -106,7 +105,11 @@ def published(
     handler = logging.StreamHandler(logged)
     logging.getLogger().addHandler(handler)
     try:
-        with contextlib.redirect_stdout(printed), mock.patch.object(dp_keras, "privatize", cut):
+        with (
+            contextlib.redirect_stdout(printed),
+            mock.patch.object(dp_keras, "privatize", cut),
+            internals.runs_named("ward"),
+        ):
             history = model.fit(
                 x, y, batch_size=20, epochs=4, num_records=NUM, verbose=2, callbacks=callbacks
             )

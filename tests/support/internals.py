@@ -20,6 +20,7 @@ from tfp_dpvi.calibrated import pairing
 from tfp_dpvi.data import make_records, streaming
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepSpec, mapped, vmap
 from tfp_dpvi.gradients import step as step_lib
+from tfp_dpvi.models import fitting
 from tfp_dpvi.optimizers import dp_keras
 from tfp_dpvi.sampling import choose
 from tfp_dpvi.synthetic.synthesizer import TableModel
@@ -303,9 +304,9 @@ def holds_a_fit(model):
     return model._dp.running is not None or model.train_function is not None
 
 
-def name_the_run(model, name):
-    """In place of a random name."""
-    model._dp.new_run = lambda: name
+def runs_named(name):
+    """Gives fits this name in their ledger, in place of a random one."""
+    return mock.patch.object(fitting, "new_run", return_value=name)
 
 
 def most_releases(model, plan):

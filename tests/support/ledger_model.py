@@ -48,7 +48,8 @@ class ForgetsOnFork(Interleaved):
 
     def _state(self):
         self.home = self.home or os.getpid()
-        return super()._state() if os.getpid() == self.home or self._known is None else self._known
+        known = self._reader.known
+        return super()._state() if os.getpid() == self.home or known is None else known
 
     def _charge(self, state, kind, steps):
         return super()._charge(state if os.getpid() == self.home else super()._state(), kind, steps)

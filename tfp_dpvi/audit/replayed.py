@@ -140,7 +140,7 @@ def replay(
     The step runs without noise on the records, without record i, and with another record in its
     place. The randomness is the same in all runs, and the removed record is masked at its index, so
     that all other records keep their random numbers. The differences must then not exceed the
-    sensitivity that the step states and that the noise is scaled to (contract C3), whatever the
+    sensitivity that the step states and that the noise is scaled to (contract 3), whatever the
     records hold. This works for every model, layer and loss. The variables and the ledger do not
     change.
 

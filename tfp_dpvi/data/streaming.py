@@ -241,9 +241,10 @@ class RowBatches(keras.utils.Sequence):
 
 
 def _map_of(leaf: np.ndarray) -> tuple[mmap.mmap, int]:
-    """Returns the mmap behind an array, and the array's offset in it in bytes."""
+    """Returns the mmap behind an array that has one, and the array's offset in it in bytes."""
     mapped = mapped_file(leaf)
-    assert mapped is not None
+    if mapped is None:
+        raise TypeError(f"an array of dtype {leaf.dtype} is no memory map.")
     begins = np.frombuffer(mapped, np.uint8, 1).__array_interface__["data"][0]
     return mapped, leaf.__array_interface__["data"][0] - begins
 

@@ -12,9 +12,9 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
-from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import MOST_TEXT, Reply, Task, need
 from tfp_dpvi.federated.refiner import Refiner
+from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepRelease
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 
@@ -104,34 +104,41 @@ class Hospital:
         refiner: Refiner | None = None,
     ) -> None:
         check_randomness(randomness, seed, "the hospital")
-        self._randomness = randomness
         self.study, self.name = study, check.text("name", name, "pass the hospital's name")
         self.epsilon = None if epsilon is None else check.epsilon(epsilon)
         self.delta, self.rounds = check.delta(delta), check.count("rounds", rounds, 1)
         self.ledger = PrivacyLedger() if ledger is None else ledger
-        self._relation, self._seed = check.relation(neighboring_relation), seed
+        relation, self._seeded = check.relation(neighboring_relation), seed is not None
         self._lock = threading.Lock()
         self._last: dict[str, bytes] = {}  # The latest reply, by its request.
         self.num_calibrations = 0
-        self._refiner = Refiner(study) if refiner is None else refiner
-        self._prepare(x, y, num_records)
+        refiner = Refiner(study) if refiner is None else refiner
+        settings = ReleaseSettings(
+            study, refiner, self.epsilon, self.rounds, relation, seed, randomness
+        )
+        self._release = self.make_release(settings, x, y, num_records)
+        self.num_records = self._release.num_records
+        self._calibrate(self._release.draft)
+        self._release.begin(self._plan)
 
     # ------------------------------------------------------------------ once
 
-    def _prepare(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
-        """Checks the records, calibrates, and traces the step."""
-        if self._refiner.private != (self.epsilon is not None):
-            raise ValueError(
-                f"epsilon={self.epsilon!r} does not go with the study's optimizer: pass epsilon, a "
-                "finite l2_norm_clip and no noise_multiplier;\n"
-                "or, without privacy, epsilon=None, l2_norm_clip=math.inf and noise_multiplier=0."
-            )
-        data = self._refiner.data(x, y, num_records)
-        self.num_records, self._tensors = data.num_records, data.tensors
-        draft = self._refiner.mechanism(data, self._relation, self._randomness)
-        self._calibrate(draft.plan(self.rounds * self.study.terms.local_steps))
-        self._mechanism = draft.with_noise_of(self._plan) if self.epsilon is not None else draft
-        self._refiner.trace(self._mechanism, self._tensors)
+    def make_release(
+        self,
+        settings: ReleaseSettings,
+        x: Structure,
+        y: Structure | None,
+        num_records: int | None,
+    ) -> LocalRelease:
+        """Returns the way in which this hospital makes its changes; a subclass may have another.
+
+        Args:
+          settings: The hospital's settings.
+          x: Records in memory.
+          y: Their outcomes; None for a likelihood of whole records.
+          num_records: The public number of records; None for that of `x`.
+        """
+        return StepRelease(settings, x, y, num_records)
 
     def _calibrate(self, draft: PrivacyPlan) -> None:
         """Makes the lifetime plan of this hospital in this study.
@@ -140,7 +147,7 @@ class Hospital:
         """
         terms = self.study.terms
         purpose = f"releases for the study {terms.name!r} ({terms.identity[:8]})"
-        self._releases = draft.num_releases // self.rounds
+        self._num_releases = draft.num_releases // self.rounds
         self._plan = draft.replace(purpose=purpose)
         if self.epsilon is None:
             return
@@ -189,7 +196,7 @@ class Hospital:
         change, reason = None, ""
         try:
             with self._round():
-                change = self._change(task)
+                change = self._release.change(task)
         except BudgetExhaustedError as error:
             reason = f"the budget of {self.name} is spent: {check.first_line(error)}"[:MOST_TEXT]
         return Reply(
@@ -210,15 +217,9 @@ class Hospital:
             return contextlib.nullcontext()
         if not self.rounds_left:
             raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
-        plan = self._plan.replace(num_releases=self.rounds_left * self._releases)
+        plan = self._plan.replace(num_releases=self.rounds_left * self._num_releases)
         budgets = [(self.epsilon, self.delta)]
-        seeded = self._seed is not None
-        return self.ledger.reserved(plan, self._releases, seeded=seeded, budgets=budgets)
-
-    def _change(self, task: Task) -> Factor:
-        return self._refiner.refine(
-            task.posterior, task.cavity, self._mechanism, self._tensors, self._seed
-        )
+        return self.ledger.reserved(plan, self._num_releases, seeded=self._seeded, budgets=budgets)
 
     # ------------------------------------------------------------------ what was spent
 
@@ -235,7 +236,7 @@ class Hospital:
         step = self._plan.replace(**common)
         same = (entry for entry in self.ledger.entries if entry.plan.replace(**common) == step)
         charged = sum(entry.steps for entry in same)
-        return max(0, self.rounds - charged // self._releases)
+        return max(0, self.rounds - charged // self._num_releases)
 
     def privacy_report(self) -> PrivacyReport:
         """Returns the ledger's report, with the caveats of a study."""
@@ -244,7 +245,7 @@ class Hospital:
             delta=self.delta,
             budget_epsilon=self.epsilon,
             num_records=self.num_records,
-            seeded=self._seed is not None,
+            seeded=self._seeded,
             caveats=CAVEATS,
         )
 

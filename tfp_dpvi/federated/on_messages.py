@@ -12,6 +12,8 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.federated.factors import Factor, product
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import Task
+from tfp_dpvi.federated.release import ReleaseSettings
+from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan, Sensitivity
 
 # Of the signal.
@@ -56,82 +58,109 @@ class MessageHospital(Hospital):
     ```
     """
 
-    def _prepare(self, x: Structure, y: Structure | None, num_records: int | None) -> None:
-        if self._refiner.private:
+    def make_release(
+        self,
+        settings: ReleaseSettings,
+        x: Structure,
+        y: Structure | None,
+        num_records: int | None,
+    ) -> MessageRelease:
+        """See `Hospital.make_release`: here with noise on each message."""
+        return MessageRelease(settings, x, y, num_records)
+
+
+class MessageRelease:
+    """A `LocalRelease` with noise on the message alone; see `MessageHospital`.
+
+    Args:
+      settings: The hospital's settings.
+      x: Records in memory.
+      y: Their outcomes; None for a likelihood of whole records.
+      num_records: The public number of records; None for that of `x`.
+    """
+
+    def __init__(
+        self,
+        settings: ReleaseSettings,
+        x: Structure,
+        y: Structure | None,
+        num_records: int | None,
+    ) -> None:
+        if settings.refiner.private:
             raise ValueError(
                 "privacy='messages' goes with local steps without clip and noise: "
                 "give the study an optimizer of clip math.inf and noise multiplier 0."
             )
-        records, num_shards = self._refiner.data(x, y, num_records).records, self.study.num_shards
-        self.num_records, self._messages = num_records or records.num, 0
-        self._calibrate(self._draft())
-        if self.epsilon is not None:
-            self._check_feasible()
+        self._settings, self._messages = settings, 0
+        self._clip = float(settings.study.message_clip or math.inf)
+        refiner, num_shards = settings.refiner, settings.study.num_shards
+        records = refiner.data(x, y, num_records).records
+        self.num_records = num_records or records.num
         size = shard_size(self.num_records, num_shards)
-        shards = divide(
-            records.x,
-            records.y,
-            assign(records.num, num_shards, self._seed),
-            num_shards,
-            size,
-        )
-        parts = [
-            self._refiner.data(shard["x"], shard["y"], size, shard["weight"]) for shard in shards
-        ]
-        self._mechanism = self._refiner.mechanism(parts[0], self._relation, self._randomness)
-        self._parts = [part.tensors for part in parts]
-        self._refiner.trace(self._mechanism, self._parts[0])
+        numbers = assign(records.num, num_shards, settings.seed)
+        shards = divide(records.x, records.y, numbers, num_shards, size)
+        parts = [refiner.data(shard["x"], shard["y"], size, shard["weight"]) for shard in shards]
+        self.mechanism = refiner.mechanism(parts[0], settings.relation, settings.randomness)
+        self.parts = [part.tensors for part in parts]
+        self.draft = self._draft()
 
     def _draft(self) -> PrivacyPlan:
-        """Returns the plan of this hospital's messages, before its noise is calibrated."""
-        relation, sensitivity = self._relation, Sensitivity(2.0, 2.0)
-        plan = PrivacyPlan(FullBatch(), 1.0, self.rounds, relation, sensitivity, "pld", self._clip)
-        # See `_change`.
-        secure = "secure" if self._seed is None else ""
+        settings, sensitivity = self._settings, Sensitivity(2.0, 2.0)
+        plan = PrivacyPlan(
+            FullBatch(), 1.0, settings.rounds, settings.relation, sensitivity, "pld", self._clip
+        )
+        # See `change`.
+        secure = "secure" if settings.seed is None else ""
         return plan.replace(num_records=self.num_records, randomness=secure)
 
-    @property
-    def _clip(self) -> float:
-        return float(self.study.message_clip or math.inf)
+    def begin(self, plan: PrivacyPlan) -> None:
+        """See `LocalRelease.begin`."""
+        settings, self._deviation = self._settings, plan.deviation
+        if settings.epsilon is not None:
+            self._check_feasible(settings.study, settings.epsilon)
+        settings.refiner.trace(self.mechanism, self.parts[0])
 
-    def _check_feasible(self) -> None:
-        study, prior = self.study, self.study.terms.prior
+    def _check_feasible(self, study: Study, epsilon: float) -> None:
+        prior = study.terms.prior
         num_precisions = prior.num * (prior.num + 1) // 2 if prior.full_rank else prior.num
         length = prior.num + num_precisions
-        noise = self._plan.deviation / self._clip * math.sqrt(length * study.num_hospitals)
+        noise = self._deviation / self._clip * math.sqrt(length * study.num_hospitals)
         signal = study.num_shards * study.num_hospitals
         if noise > _MOST_NOISE * signal:
             raise ValueError(
-                f"epsilon={self.epsilon:g}: the noise has length {noise:.3g} C, and "
+                f"epsilon={epsilon:g}: the noise has length {noise:.3g} C, and "
                 f"{study.num_shards} shards each make a signal of at most {signal} C.\n"
                 "The noise may be half of that: use privacy='worker', or more shards."
             )
 
-    def _change(self, task: Task) -> Factor:
-        total = self._clipped_sum(task)
-        if self.epsilon is None:
+    def change(self, task: Task) -> Factor:
+        """See `LocalRelease.change`."""
+        total = self.clipped_sum(task)
+        settings = self._settings
+        if settings.epsilon is None:
             return total
-        # C10: fresh words for every message; of a seed's one key, no number comes twice.
+        # Contract 10: fresh words for every message; of a seed's one key, no number comes twice.
         num = total.shift.size + total.precision.size
-        key = _random.noise_key(num, self._seed, self._messages)
+        key = _random.noise_key(num, settings.seed, self._messages)
         self._messages += 1
         exact = [tf.constant(part, tf.float64) for part in (total.shift, total.precision)]
-        noisy = _random.add_noise(key, exact, [self._plan.deviation] * 2)
+        noisy = _random.add_noise(key, exact, [self._deviation] * 2)
         shift, precision = (part.numpy() for part in noisy)
         if total.full_rank:
             # The upper half is what is released: no longer than the matrix, and noisy as a whole.
             precision = np.triu(precision) + np.triu(precision, 1).T
         return Factor(shift, precision)
 
-    def _clipped_sum(self, task: Task) -> Factor:
-        """Returns the sum over shards of clipped changes.
+    def clipped_sum(self, task: Task) -> Factor:
+        """Returns the sum over shards of clipped changes, which is not private.
 
         Each is one against the posterior without that shard's share of the factor.
         """
-        cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self._parts))
+        settings = self._settings
+        cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self.parts))
         changes = [
-            self._refiner.refine(task.posterior, cavity, self._mechanism, part, self._seed)
-            for part in self._parts
+            settings.refiner.refine(task.posterior, cavity, self.mechanism, part, settings.seed)
+            for part in self.parts
         ]
         shares = [min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes]
         return product([change**share for change, share in zip(changes, shares, strict=True)])

@@ -150,7 +150,7 @@ class Refiner:
             study.optimizer.get_config()
         )
         # Without a clip nothing is private, and nothing is charged.
-        self.private = math.isfinite(self._optimizer.clip.bound)
+        self.private = not self._optimizer.clip.is_off
         if self.private:
             _refuse_noise(self._optimizer)
         self._optimizer.build(self.family.variables)

@@ -203,7 +203,9 @@ def _draw(
     if not rounds:
         raise ValueError("rounds is empty: no update of the posterior was made.")
     page = figure.Figure(figsize=(11, 7), layout="constrained")
-    (parameters, factors), (epsilon, evaluation) = page.subplots(2, 2)
+    upper, lower = page.subplots(2, 2)
+    parameters, factors = upper
+    epsilon, evaluation = lower
     updates = np.array([update.number for update in rounds])
     means = np.array([update.posterior.mean for update in rounds])
     stddevs = np.array([update.posterior.stddev for update in rounds])

@@ -271,7 +271,8 @@ def _by_channels(
     gradient = tf.reshape(gradient, [-1, *out, channels, multiplier])
     sums = []
     for row, column in itertools.product(range(height), range(width)):
-        (i, y), (j, x) = divmod(row * rates[0], strides[0]), divmod(column * rates[1], strides[1])
+        i, y = divmod(row * rates[0], strides[0])
+        j, x = divmod(column * rates[1], strides[1])
         seen = images[y, x, :, i : i + out[0], j : j + out[1], :, None]
         sums.append(tf.reduce_sum(seen * gradient, axis=[1, 2]))
     values = by_record.split(tf.reshape(tf.stack(sums, axis=1), [-1, *shape]))

@@ -19,7 +19,7 @@ from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, evaluation, exporting, fitting, saving
-from tfp_dpvi.models.state import Compiled, State
+from tfp_dpvi.models.state import Compiled, FitReleases, State
 from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.sampling import BatchNeeds
@@ -117,7 +117,7 @@ class DPModel(Model):
     def data_independent_loss(self, num_records: int) -> Any:
         """Returns loss terms that depend on no record, a scalar or None.
 
-        They are added without clip and noise (contract C2).
+        They are added without clip and noise (contract 2).
 
         Losses are means over records: divide a prior's `-log_prob` by `num_records`.
         `dpvi.metrics.PrivateELBO` shows the value.
@@ -166,7 +166,7 @@ class DPModel(Model):
                 f"record_loss returned shape {loss.shape}; the loss of one record is a scalar: "
                 "reduce it."
             )
-        # add_loss and activity terms may depend on the record, so they are clipped (contract C2).
+        # add_loss and activity terms may depend on the record, so they are clipped (contract 2).
         loss = tf.add_n(
             [
                 loss,
@@ -825,9 +825,23 @@ class DPModel(Model):
         )
 
     @property
+    def is_fitting(self) -> bool:
+        """True while `fit` runs."""
+        return self._dp.running is not None
+
+    @property
+    def fit_releases(self) -> FitReleases | None:
+        """The releases of the last fit besides the weights; None before the first."""
+        return self._dp.released
+
+    def forget_releases(self) -> None:
+        """Forgets `fit_releases`, which belong to other weights than the model's now."""
+        self._dp.released = None
+
+    @property
     def accumulated(self) -> dict[str, Any]:
         """The last fit's accumulators over released values, by the name of the joint release."""
-        return {} if self._dp.released is None else self._dp.released.accumulated
+        return {} if self.fit_releases is None else self.fit_releases.accumulated
 
     @property
     def privacy_plan(self) -> PrivacyPlan | None:
@@ -881,8 +895,8 @@ class DPModel(Model):
         #### Formal guarantee
 
         A function of released variables and public values, including constants of likelihood and
-        layers (C2). The folder has no record, ledger, optimizer state or key, and not the data
-        set's name in the ledger.
+        layers (contract 2). The folder has no record, ledger, optimizer state or key, and not the
+        data set's name in the ledger.
         """
         account = self._dp.account
         if account.inputs is None or account.ledger.num_releases == 0:

@@ -90,7 +90,7 @@ class DPVI(base.DPModel):
     #### Formal guarantee
 
     As for `DPModel`. A record's term affects the released values only through the clipped sum.
-    Norms and gradients use the same draws (contract C5), independent of the records given the
+    Norms and gradients use the same draws (contract 5), independent of the records given the
     released variables; a twin depends on its record's x alone.
     """
 
@@ -296,10 +296,9 @@ class DPVI(base.DPModel):
         self._calibrated()
 
     def _calibrated(self) -> Calibrated | None:
-        state = self._dp
-        if state.running is not None:  # A fit that will replace the posterior.
+        if self.is_fitting:  # A fit that will replace the posterior.
             return None
-        released = state.released
+        released = self.fit_releases
         if released is None:
             return self.calibration.loaded
         return self.calibration.posterior(released.accumulated, released.mechanism)
@@ -350,12 +349,12 @@ class DPVI(base.DPModel):
         Outside a fit it also drops the calibrated posterior, which belongs to other weights.
         """
         super().set_weights(weights)
-        if self._dp.running is None:
+        if not self.is_fitting:
             self._replace_posterior({})
 
     def _replace_posterior(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
-        self._dp.released = None
+        self.forget_releases()
         self.predict_function = self.test_function = None
         self.calibration.load(arrays)
 

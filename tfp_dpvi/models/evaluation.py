@@ -16,7 +16,7 @@ from tfp_dpvi.models.state import State
 
 def shown_metrics(state: State) -> list[Metric]:
     """Returns epsilon spent, the loss, the privatised metrics and the validation metrics."""
-    own: list[Metric] = [state.epsilon_metric, state.loss_metric]
+    own: list[Metric] = [state.metrics.epsilon, state.metrics.loss]
     if state.compiled is None:
         return own
     private = [each for each in state.compiled.private_metrics if isinstance(each, Metric)]
@@ -26,7 +26,7 @@ def shown_metrics(state: State) -> list[Metric]:
 def names_of_results(state: State) -> list[str]:
     """Returns the names of the values that `evaluate` returns, in order."""
     validation = () if state.compiled is None else state.compiled.validation_metrics
-    return [_shown_name(state, metric) for metric in (state.loss_metric, *validation)]
+    return [_shown_name(state, metric) for metric in (state.metrics.loss, *validation)]
 
 
 def _shown_name(state: State, metric: Metric) -> str:
@@ -48,8 +48,9 @@ def test_batch(model: Hooks, state: State, data: Structure) -> dict[str, tf.Tens
     dtype = model.record_dtype
     *record, weight = tf.nest.map_structure(lambda part: _as_in_fit(part, dtype), parts)
     x, y = record
-    state.loss_metric.update_state(model.test_losses(x, y), sample_weight=weight)
-    results = {_shown_name(state, state.loss_metric): state.loss_metric.result()}
+    loss = state.metrics.loss
+    loss.update_state(model.test_losses(x, y), sample_weight=weight)
+    results = {_shown_name(state, loss): loss.result()}
     metrics = () if state.compiled is None else state.compiled.validation_metrics
     if not metrics:
         return results

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -278,8 +279,8 @@ def _begin(
         mechanism,
         data,
         seed=state.seed,
-        run=state.new_run(),
-        epsilon=state.epsilon_metric,
+        run=new_run(),
+        epsilon=state.metrics.epsilon,
         allowed=int(allowed),
         planned=planned,
         per_call=per_call,
@@ -288,6 +289,11 @@ def _begin(
     if resumed is not None:
         resumed.follow(run.plan, initial_epoch)
     return run, initial_epoch
+
+
+def new_run() -> str:
+    """Returns a random name for a fit in the ledger."""
+    return uuid.uuid4().hex
 
 
 def _learner(model: Model) -> Learner:

@@ -39,13 +39,13 @@ class Hooks(Protocol):
         """
 
     def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
-        """Returns loss terms of no record, a scalar or None: neither clipped nor noised (C2)."""
+        """Returns loss terms of no record, neither clipped nor noised (contract 2), or None."""
 
     def losses_of_record(self) -> list[tf.Tensor]:
         """Returns the losses that layers added in the latest call of `record_loss`."""
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
-        """Returns the clipped gradient with its sensitivity (C3), for the public size of a step."""
+        """Returns the clipped gradient with its sensitivity (contract 3) for a step's size."""
 
     @property
     def batch_needs(self) -> BatchNeeds:

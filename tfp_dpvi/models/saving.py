@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import NeighboringRelation
 
-from tfp_dpvi import serialization
+from tfp_dpvi import _deprecation, serialization
 from tfp_dpvi._tf import Model, Structure, keras, steps_per_execution, tf
 from tfp_dpvi.data import Records
 from tfp_dpvi.models.state import Compiled
@@ -244,6 +244,7 @@ def load_model(
                 damaged := archive.testzip()
             ) is not None or "config.json" not in archive.namelist():
                 raise zipfile.BadZipFile(f"{damaged or 'config.json'} was altered")
+            config = archive.read("config.json").decode(errors="replace")
     except (
         zipfile.BadZipFile,
         EOFError,
@@ -258,6 +259,7 @@ def load_model(
             "or in another format. Use another copy, or fit again; the ledger keeps the spending."
         ) from error
     try:
+        _deprecation.import_moved(config)
         model = keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
     except (ImportError, MemoryError, tf.errors.ResourceExhaustedError):  # Not of the file.
         raise

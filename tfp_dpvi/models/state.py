@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import uuid
-from collections.abc import Callable
 
 from tfp_dpvi._tf import Metric, Structure, keras
 from tfp_dpvi.gradients import JointRelease
@@ -49,6 +47,19 @@ class FitReleases:
     mechanism: Mechanism
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnMetrics:
+    """The metrics that every model shows, whatever `compile` sets.
+
+    Attributes:
+      epsilon: The epsilon spent.
+      loss: The mean loss of evaluated records.
+    """
+
+    epsilon: EpsilonSpent = dataclasses.field(default_factory=EpsilonSpent)
+    loss: Metric = dataclasses.field(default_factory=lambda: keras.metrics.Mean(name="loss"))
+
+
 @dataclasses.dataclass(eq=False)
 class State:
     """The state of a private model. A plain object, so that no checkpoint holds a key or a ledger.
@@ -61,9 +72,7 @@ class State:
       released: What the last fit released, or None before the first.
       unsafe_validation: True while exact losses of private validation records are shown.
       lock: Held by the fit that runs.
-      new_run: Returns a name for each fit in the ledger.
-      epsilon_metric: Shows the epsilon spent.
-      loss_metric: The mean loss of evaluated records.
+      metrics: The metrics that every model shows.
     """
 
     seed: int | None
@@ -73,9 +82,7 @@ class State:
     released: FitReleases | None = None
     unsafe_validation: bool = False
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    new_run: Callable[[], str] = lambda: uuid.uuid4().hex
-    epsilon_metric: EpsilonSpent = dataclasses.field(default_factory=EpsilonSpent)
-    loss_metric: Metric = dataclasses.field(default_factory=lambda: keras.metrics.Mean(name="loss"))
+    metrics: OwnMetrics = dataclasses.field(default_factory=OwnMetrics)
 
     def compiled_for(self, call: str) -> Compiled:
         """Returns what `compile` set.

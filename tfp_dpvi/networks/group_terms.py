@@ -30,7 +30,7 @@ class GroupTerms:
       num_prior_samples: Number of draws from the prior for each group's term.
       num_draws: Latent draws for each record.
       num_groups: Number b of groups.
-      clip: Bound C2 on the norm of a group's gradient.
+      clip: Bound on the norm of a group's gradient.
       noise: Sensitivity of the sum of both terms, and the scales of its noise.
       variables: The trainable variables.
       reached: For each variable, whether the regularizer's gradient reaches it.
@@ -77,7 +77,7 @@ class GroupTerms:
 
         Args:
           layers: The checked layers, whose per-record gradients are summed.
-          record_clip: Bound C1 on the norm of a record's gradient.
+          record_clip: Bound on the norm of a record's gradient.
           records: A batch {"x": ...}, with "y" and "sample_weight" if there are any.
           mask: bool [n], False for padding.
           key: int64 [2], determines the draws and the groups.

@@ -268,7 +268,7 @@ class _Training:
         known = None
         if self._is_sparse():
             # A label out of range makes its record's loss NaN, so that it contributes zero instead
-            # of raising (contract C8).
+            # of raising (contract 8).
             labels = tf.cast(y, tf.int64)
             known = (labels >= 0) & (labels < outputs.shape[-1])
             ignored = self.loss_function.get_config().get("ignore_class") if is_object else None

@@ -100,7 +100,7 @@ class LayeredModel(base.DPModel):
         self._checks = _Checks(always_xla=bool(kwargs.get("jit_compile")))
 
     def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
-        """Returns weight regularizers, which depend on no record (contract C2)."""
+        """Returns weight regularizers, which depend on no record (contract 2)."""
         penalties = [
             penalty() for layer in self.watched_layers() for penalty in loss_functions(layer)
         ]

@@ -410,7 +410,9 @@ def _composition(
             _composition(part, relation, step) for part in (kinds[:half], kinds[half:])
         )
         return first.compose(second, 1e-15)
-    ((q, z, n),) = kinds
+    [kind] = kinds
+    q, z = kind[:2]
+    n = kind[2]
     single = _single(q, z, relation, step)
     if n <= 100_000 or _widest(q, z, relation is _REPLACE) > 2000.0 * step:
         return single.self_compose(n)

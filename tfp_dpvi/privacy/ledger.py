@@ -12,9 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NoReturn
 
 import sqlalchemy as sa
+from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, common_accountant
+from tfp_dpvi.privacy.budgets import (
+    EpsilonBudget,
+    RenyiFilter,
+    common_accountant,
+    total_epsilon,
+)
 from tfp_dpvi.privacy.database import (
     ALL_CHARGES,
     BUDGETS,
@@ -24,6 +30,7 @@ from tfp_dpvi.privacy.database import (
     PLANS,
     RESERVATIONS,
     ChangedByOthersError,
+    Database,
     Value,
     add,
     find_or_add,
@@ -35,8 +42,8 @@ from tfp_dpvi.privacy.ledger_state import (
     Charged,
     Kind,
     LedgerEntry,
+    LedgerReader,
     LedgerState,
-    LedgerView,
     composed,
 )
 from tfp_dpvi.privacy.plan import PrivacyPlan
@@ -69,7 +76,7 @@ class _OutdatedError(ChangedByOthersError):
     """Raised if the ledger has changed since the total was computed."""
 
 
-class PrivacyLedger(LedgerView):
+class PrivacyLedger:
     """An append-only record of every release on one data set.
 
     It lies in a database that models, threads and processes share. A fit reserves steps before it
@@ -142,7 +149,14 @@ class PrivacyLedger(LedgerView):
             if budget_epsilon is None
             else _budget(budget_epsilon, budget_delta, budget_adaptive)
         )
-        super().__init__(path, dataset_id=dataset_id, read_only=read_only)
+        self._database = Database(path, dataset_id=dataset_id, read_only=read_only)
+        self._writer = uuid.uuid4().hex if path is None else ""
+        self._reader = LedgerReader(self._database, self._writer)
+        if dataset_id is not None and dataset_id != self.dataset_id:
+            raise LedgerError(
+                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger "
+                "is bound; pass another path."
+            )
         self._stands_for: Json | None = None
         # Totals that are known to be within a budget.
         self._affordable: dict[EpsilonBudget, Charged] = {}
@@ -158,6 +172,18 @@ class PrivacyLedger(LedgerView):
                 f"{stored or 'no budget'} of the ledger; leave it out, or call set_budget, which "
                 "records the change."
             )
+
+    @property
+    def path(self) -> str | None:
+        """The file, or the URL without a password; None in memory."""
+        return None if self._database.in_memory else self._database.shown
+
+    def close(self) -> None:
+        """Closes the file or server connection. A ledger in memory has nothing to close."""
+        self._database.closed = not self._database.in_memory
+
+    def _state(self) -> LedgerState:
+        return self._reader.state()
 
     # ------------------------------------------------------------------ reservations
 
@@ -176,11 +202,11 @@ class PrivacyLedger(LedgerView):
         self._check_writable()
         with self._database.write() as connection:
             # This refuses an older copy.
-            self._read_to_change(connection)
+            self._reader.read_checked(connection, locked=True)
             update_row(connection, _NEXT_VERSION, {"more": _random_increment()})
             yield connection
-            after = self._read_changed(connection)
-        self._known = after
+            after = self._reader.read_changed(connection)
+        self._reader.known = after
 
     def most_releases(self, plan: PrivacyPlan, budgets: Iterable[tuple[float, float]] = ()) -> int:
         """Returns the number of a plan's releases that the budgets allow after all reservations.
@@ -245,7 +271,7 @@ class PrivacyLedger(LedgerView):
         self._check_writable()
         further = tuple(EpsilonBudget(*pair) for pair in budgets)
         # A single writer need not read again: if its state is outdated, nothing is written.
-        state = self._known or self._state()
+        state = self._reader.known or self._state()
         while True:
             try:
                 self._check_allowed(state, kind, steps, plan.num_releases, further)
@@ -352,11 +378,11 @@ class PrivacyLedger(LedgerView):
                 "time": now,
             }
             reservation = add(connection, _RESERVE, row)
-            after = self._read_changed(connection)
+            after = self._reader.read_changed(connection)
             # This also notices what others changed without a new version.
             if after != priced.after_reserving(kind, steps, row=charge, time=now, version=version):
                 raise ChangedByOthersError("its rows are not those that were priced")
-        self._known = after
+        self._reader.known = after
         return reservation
 
     def confirm(self, reservation: int, steps_run: int | None = None) -> None:
@@ -431,12 +457,101 @@ class PrivacyLedger(LedgerView):
         with self._change() as connection:
             find_or_add(connection, EXPOSURES, {"time": _utc_now()}, text=text)
 
+    # ------------------------------------------------------------------ what was spent
+
+    @property
+    def dataset_id(self) -> str | None:
+        """The data set that the ledger is bound to."""
+        return self._state().dataset_id
+
+    @property
+    def budget(self) -> tuple[float, float] | None:
+        """The ledger-wide budget (epsilon, delta), or None."""
+        budget = self._state().budget
+        return None if budget is None else (budget.epsilon, budget.delta)
+
+    @property
+    def renyi_filter(self) -> RenyiFilter | None:
+        """The ledger-wide budget if it is adaptive; else None."""
+        budget = self._state().budget
+        return budget if isinstance(budget, RenyiFilter) else None
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation | None:
+        """The neighboring relation of all releases; None while the ledger is empty."""
+        return self._state().relation
+
+    def check_relation(self, relation: NeighboringRelation) -> None:
+        """Raises `UnsupportedPairError` if releases are under another neighboring relation."""
+        self._state().check_relation(relation)
+
+    @property
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """The charges; releases under equal plans are one entry, as their order does not matter."""
+        state = self._state()
+        return tuple(
+            LedgerEntry(kind.plan, steps, kind.run or None, kind.seeded, state.since[kind])
+            for kind, steps in state.charged.items()
+            if steps > 0
+        )
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases charged."""
+        return sum(self._state().charged.values())
+
+    @property
+    def unconfirmed_steps(self) -> int:
+        """Steps reserved but not confirmed; they count as spent."""
+        return self._state().unconfirmed
+
+    @property
+    def seeded(self) -> bool:
+        """True if any release took its noise from a fixed seed."""
+        return any(entry.seeded for entry in self.entries)
+
+    @property
+    def exposures(self) -> tuple[str, ...]:
+        """Sentences on exact values of the data that were shown, which voids the guarantee.
+
+        See `record_exposure`.
+        """
+        return self._state().exposures
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences for the report on spending that the total may lack."""
+        return (CONTINUED,) if self._state().continued else ()
+
+    def events(self) -> list[DpEvent]:
+        """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
+        return [entry.dp_event for entry in self.entries]
+
+    @property
+    def dp_event(self) -> DpEvent:
+        """The composition of all reserved releases."""
+        return composed(self._state().charged)
+
+    def epsilon(self, delta: float, accountant: str | None = None) -> float:
+        """Returns the epsilon of all reserved releases.
+
+        Args:
+          delta: Strictly between 0 and 1.
+          accountant: The name of an accountant; by default the first of "pld" and "rdp" that
+            supports the releases.
+
+        Raises:
+          UnsupportedPairError: The named accountant does not support the releases.
+        """
+        relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
+        return total_epsilon(self.dp_event, check.delta(delta), relation, accountant)
+
     # ------------------------------------------------------------------ saving and loading
 
     def to_config(self) -> Json:
         """Returns a saved model's copy of the ledger, JSON-ready, without records or keys."""
         with self._database.read() as connection:
-            state = self._checked(connection, self._identity(connection))
+            state = self._reader.read_checked(connection)
             rows = connection.execute(ALL_CHARGES).mappings().all()
         if self.path is None:
             _IN_MEMORY[state.ledger_id] = self
@@ -479,12 +594,12 @@ class PrivacyLedger(LedgerView):
         path = config["path"]
         if isinstance(path, str) and os.path.exists(path):
             ledger = cls(path)
-            with ledger._naming_damage():
+            with ledger._reader.naming_damage():
                 ledger._check_continues(config)
             return ledger
         stands_in = path is not None or config["url"] is not None
         ledger = cls() if stands_in else _IN_MEMORY.get(str(config["ledger_id"])) or cls()
-        with ledger._naming_damage():
+        with ledger._reader.naming_damage():
             ledger._merge(config, stands_in=stands_in)
         ledger._stands_for = config if stands_in else None
         return ledger
@@ -533,7 +648,7 @@ class PrivacyLedger(LedgerView):
                         CONTINUED,
                     )
             update_row(connection, sa.update(LEDGER), ledger)
-            self._known = None
+            self._reader.known = None
         if not stands_in:
             _IN_MEMORY[config["ledger_id"]] = self
 

@@ -1,11 +1,9 @@
-"""The contents of a ledger at one version, as frozen values, and their privacy cost."""
+"""The contents of a ledger at one version, as frozen values, and how they are read."""
 
 import contextlib
 import dataclasses
 import functools
 import json
-import os
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
@@ -14,7 +12,7 @@ import sqlalchemy as sa
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter, total_epsilon
+from tfp_dpvi.privacy.budgets import EpsilonBudget, RenyiFilter
 from tfp_dpvi.privacy.database import (
     FORMAT,
     IDENTITY,
@@ -248,63 +246,62 @@ def _budget(row: sa.RowMapping | None) -> EpsilonBudget | None:
     return RenyiFilter(row["epsilon"], row["delta"], row["renyi_order"])
 
 
-class LedgerView:
-    """The read access to a ledger's contents and their privacy cost; `PrivacyLedger` adds writing.
+class LedgerReader:
+    """Reads the tables of a ledger, and checks them against what it knows of them.
+
+    Args:
+      database: The tables.
+      writer: The name of the ledger object, see `LedgerState.from_contents`.
+
+    Attributes:
+      known: The newest state that was read, or written and committed; None before.
 
     #### Formal guarantee
 
-    A state that is older than one read before, lacks a part of it, or is of another ledger, is
+    A state that is older than the known one, lacks a part of it, or is of another ledger, is
     refused.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str] | None, *, dataset_id: str | None, read_only: bool
-    ) -> None:
-        self._database = Database(path, dataset_id=dataset_id, read_only=read_only)
-        self._writer = uuid.uuid4().hex if path is None else ""
-        self._known: LedgerState | None = None
-        if dataset_id is not None and dataset_id != self.dataset_id:
-            raise LedgerError(
-                f"dataset_id={dataset_id!r} differs from {self.dataset_id!r}, to which this ledger "
-                "is bound; pass another path."
-            )
+    def __init__(self, database: Database, writer: str) -> None:
+        self._database, self._writer = database, writer
+        self.known: LedgerState | None = None
 
-    @property
-    def path(self) -> str | None:
-        """The file, or the URL without a password; None in memory."""
-        return None if self._database.in_memory else self._database.shown
-
-    def close(self) -> None:
-        """Closes the file or server connection. A ledger in memory has nothing to close."""
-        self._database.closed = not self._database.in_memory
-
-    def _state(self) -> LedgerState:
+    def state(self) -> LedgerState:
+        """Returns the newest state, in a transaction of its own; after `close` the known one."""
         # Reports are possible after `close`.
-        if self._database.closed and self._known is not None:
-            return self._known
+        if self._database.closed and self.known is not None:
+            return self.known
         with self._database.read() as connection:
-            self._known = self._read(connection)
-        return self._known
+            self.known = self._read(connection)
+        return self.known
 
     def _read(self, connection: sa.Connection) -> LedgerState:
         """Returns the tables' contents, cached while their version is the same."""
         identity = self._identity(connection)
-        if self._known is not None and identity["version"] == self._known.version:
-            return self._known
+        if self.known is not None and identity["version"] == self.known.version:
+            return self.known
         return self._checked(connection, identity)
 
-    def _read_to_change(self, connection: sa.Connection) -> LedgerState:
-        """Returns the contents at the start of a change, compared with a cache of that version."""
-        return self._checked(connection, self._identity(connection, locked=True))
+    def read_checked(self, connection: sa.Connection, *, locked: bool = False) -> LedgerState:
+        """Returns the tables' contents, compared with the known state also of the same version.
 
-    def _read_changed(self, connection: sa.Connection) -> LedgerState:
+        Args:
+          connection: A transaction.
+          locked: Whether other writers wait until the transaction ends, as a change needs it.
+
+        Raises:
+          LedgerError: The tables are damaged, of another ledger, or older than the known state.
+        """
+        return self._checked(connection, self._identity(connection, locked=locked))
+
+    def read_changed(self, connection: sa.Connection) -> LedgerState:
         """Returns the tables' contents at the end of a change, and writes their digest."""
         contents = self._contents(connection, self._identity(connection))
         update_row(connection, _SEAL, {"digest": contents.digest})
         return self._following(contents)
 
     def _checked(self, connection: sa.Connection, identity: sa.RowMapping) -> LedgerState:
-        if self._known is None and not self._database.in_memory:
+        if self.known is None and not self._database.in_memory:
             self._database.check(connection)
         contents = self._contents(connection, identity)
         if identity["format"] != WITHOUT_DIGEST or has_digest(connection):
@@ -322,7 +319,7 @@ class LedgerView:
         Raises:
           LedgerError: The row is of another ledger, of another format, or older than the known one.
         """
-        shown, known = self._database.shown, self._known
+        shown, known = self._database.shown, self.known
         rows = connection.execute(_LOCKED_IDENTITY if locked else IDENTITY).mappings().fetchmany(2)
         if len(rows) > 1:
             raise ChangedByOthersError("it has a second identity")
@@ -333,7 +330,7 @@ class LedgerView:
                 "wrote it, or a newer one."
             )
         row = rows[0]
-        with self._naming_damage():
+        with self.naming_damage():
             _text("ledger_id", row["ledger_id"])
             if row["dataset_id"] is not None:
                 _text("dataset_id", row["dataset_id"])
@@ -349,19 +346,20 @@ class LedgerView:
         return row
 
     def _contents(self, connection: sa.Connection, identity: sa.RowMapping) -> Contents:
-        with self._naming_damage():
+        with self.naming_damage():
             return Contents.read(connection, identity)
 
     def _following(self, contents: Contents) -> LedgerState:
         """Returns the state of these contents; refuses it unless it follows from the known one."""
-        with self._naming_damage():
+        with self.naming_damage():
             state = LedgerState.from_contents(contents, self._writer)
-        if self._known is not None and not state.continues(self._known):
+        if self.known is not None and not state.continues(self.known):
             raise ChangedByOthersError("rows that it had are gone or different")
         return state
 
     @contextlib.contextmanager
-    def _naming_damage(self) -> Iterator[None]:
+    def naming_damage(self) -> Iterator[None]:
+        """Raises `LedgerError` for what a value that is not valid raises in the body."""
         try:
             yield
         except (
@@ -372,90 +370,3 @@ class LedgerView:
                 f"that is not registered ({check.first_line(error)}).\n"
                 "Register it, or restore the newest copy."
             ) from error
-
-    @property
-    def dataset_id(self) -> str | None:
-        """The data set that the ledger is bound to."""
-        return self._state().dataset_id
-
-    @property
-    def budget(self) -> tuple[float, float] | None:
-        """The ledger-wide budget (epsilon, delta), or None."""
-        budget = self._state().budget
-        return None if budget is None else (budget.epsilon, budget.delta)
-
-    @property
-    def renyi_filter(self) -> RenyiFilter | None:
-        """The ledger-wide budget if it is adaptive; else None."""
-        budget = self._state().budget
-        return budget if isinstance(budget, RenyiFilter) else None
-
-    @property
-    def neighboring_relation(self) -> NeighboringRelation | None:
-        """The neighboring relation of all releases; None while the ledger is empty."""
-        return self._state().relation
-
-    def check_relation(self, relation: NeighboringRelation) -> None:
-        """Raises `UnsupportedPairError` if releases are under another neighboring relation."""
-        self._state().check_relation(relation)
-
-    @property
-    def entries(self) -> tuple[LedgerEntry, ...]:
-        """The charges; releases under equal plans are one entry, as their order does not matter."""
-        state = self._state()
-        return tuple(
-            LedgerEntry(kind.plan, steps, kind.run or None, kind.seeded, state.since[kind])
-            for kind, steps in state.charged.items()
-            if steps > 0
-        )
-
-    @property
-    def num_releases(self) -> int:
-        """The number of releases charged."""
-        return sum(self._state().charged.values())
-
-    @property
-    def unconfirmed_steps(self) -> int:
-        """Steps reserved but not confirmed; they count as spent."""
-        return self._state().unconfirmed
-
-    @property
-    def seeded(self) -> bool:
-        """True if any release took its noise from a fixed seed."""
-        return any(entry.seeded for entry in self.entries)
-
-    @property
-    def exposures(self) -> tuple[str, ...]:
-        """Sentences on exact values of the data that were shown, which voids the guarantee.
-
-        See `PrivacyLedger.record_exposure`.
-        """
-        return self._state().exposures
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """Sentences for the report on spending that the total may lack."""
-        return (CONTINUED,) if self._state().continued else ()
-
-    def events(self) -> list[DpEvent]:
-        """Returns one event per entry, for `prior_events=` of `PrivacyPlan.calibrate`."""
-        return [entry.dp_event for entry in self.entries]
-
-    @property
-    def dp_event(self) -> DpEvent:
-        """The composition of all reserved releases."""
-        return composed(self._state().charged)
-
-    def epsilon(self, delta: float, accountant: str | None = None) -> float:
-        """Returns the epsilon of all reserved releases.
-
-        Args:
-          delta: Strictly between 0 and 1.
-          accountant: The name of an accountant; by default the first of "pld" and "rdp" that
-            supports the releases.
-
-        Raises:
-          UnsupportedPairError: The named accountant does not support the releases.
-        """
-        relation = self.neighboring_relation or NeighboringRelation.ADD_OR_REMOVE_ONE
-        return total_epsilon(self.dp_event, check.delta(delta), relation, accountant)

@@ -249,7 +249,8 @@ class PrivacyPlan:
     @property
     def deviation(self) -> float:
         """The noise's standard deviation on every coordinate, `noise_multiplier * l2_norm_clip`."""
-        assert self.l2_norm_clip is not None, "a plan without a clip has no unit"
+        if self.l2_norm_clip is None:
+            raise ValueError("l2_norm_clip is missing: a plan without a clip has no unit of noise.")
         return self.noise_multiplier * self.l2_norm_clip
 
     @classmethod

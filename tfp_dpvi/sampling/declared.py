@@ -52,7 +52,8 @@ class DeclaredBatchSampler(Sampler):
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`. Skips physical batches after the last record."""
         del key
-        assert self._mask is not None, "call on(records) first"
+        if self._mask is None:
+            raise RuntimeError("for_each_batch was called before on(records): call on first.")
         present, count = self._mask, self.num_available
         last = tf.reduce_max(tf.where(present, tf.range(1, count + 1, dtype=tf.int64), 0))
 

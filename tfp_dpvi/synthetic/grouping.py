@@ -306,17 +306,18 @@ def _size(piece: list[Cell]) -> tuple[float, int]:
 
 def _cut(cell: Cell, alone: set[int]) -> list[Cell]:
     """Splits a cell at the finest levels that need their own cells."""
-    (low, high), mass = cell[:2], cell[2]
+    low, high = cell[:2]
     inner = {edge for level in alone if low <= level < high for edge in (level, level + 1)}
     marks = sorted({low, high} | inner)
-    return [(a, b, mass * (b - a) / (high - low)) for a, b in itertools.pairwise(marks)]
+    return [(a, b, cell[2] * (b - a) / (high - low)) for a, b in itertools.pairwise(marks)]
 
 
 def _halves(piece: list[Cell]) -> tuple[list[Cell], list[Cell]]:
     """Splits a level into halves of about equal mass; a single cell in its middle."""
     if len(piece) == 1:
-        (low, high), mass = piece[0][:2], piece[0][2]
+        low, high = piece[0][:2]
         middle = (low + high) // 2
+        mass = piece[0][2]
         part = mass * (middle - low) / (high - low)
         return [(low, middle, part)], [(middle, high, mass - part)]
     sums = np.cumsum([mass for _, _, mass in piece])[:-1]

@@ -80,7 +80,7 @@ class CountReleases:
         return [plan.replace(randomness=randomness) for plan in plans]
 
     def release(self, counts: np.ndarray, plan: PrivacyPlan, number: int) -> np.ndarray:
-        """Returns counts with noise, after reserving their release in the ledger (contract C6).
+        """Returns counts with noise, after reserving their release in the ledger (contract 6).
 
         Args:
           counts: Exact counts of any shape, *not private*.

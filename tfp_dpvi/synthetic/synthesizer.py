@@ -84,7 +84,7 @@ class Synthesizer:
 
     #### Formal guarantee
 
-    Every release is reserved in the ledger before it happens (contract C6). Histograms and pairs
+    Every release is reserved in the ledger before it happens (contract 6). Histograms and pairs
     have Gaussian noise calibrated to the norm of a record's contribution (`Pairs.counts`,
     `histograms`); all else is post-processing. Names, order and dtypes of columns and the number of
     records (unless `num_records` is declared) are considered public; the check of values against

@@ -60,7 +60,7 @@ class Learner:
 
 
 class Reservations:
-    """Steps of a fit that are charged before their release (contract C6), in growing blocks.
+    """Steps of a fit that are charged before their release (contract 6), in growing blocks.
 
     Args:
       ledger: The ledger that is charged.

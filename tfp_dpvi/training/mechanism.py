@@ -276,7 +276,7 @@ class Mechanism:
 
     @property
     def _stated(self) -> tuple[Clip, Sensitivity, tuple[float, ...] | None]:
-        """The clip, sensitivity and noise scales that every clipped sum must state (C3)."""
+        """The clip, sensitivity and noise scales that every clipped sum must state (contract 3)."""
         return self.gradient.clip, self.gradient.sensitivity, self.gradient.noise_scales
 
 

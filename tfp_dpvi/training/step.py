@@ -4,18 +4,18 @@ A step estimates the gradient of a loss over N records (N is public) from a samp
 qN. C is the clip and z the noise multiplier. Step t does what its numbered lines say (Abadi et al.
 2016, algorithm 1; Jälkö et al. 2017, algorithm 1; the contracts are those of `docs/contracts.md`):
 
-1. Derive the keys of step t from the fit's key: no draw occurs twice (C10, randomness).
-2. Draw what all records share, as the parameters' Monte Carlo draws (C5, one set of draws).
-3. Sample records, clip the gradient of each to C, and sum (C4: the sampler states its event; C3:
-   the clip states its sensitivity; C8: bad records contribute zero).
+1. Derive the keys of step t from the fit's key: no draw occurs twice (contract 10).
+2. Draw what all records share, as the parameters' Monte Carlo draws (contract 5).
+3. Sample records, clip the gradient of each to C, and sum. The sampler states its event (contract
+   4), the clip its sensitivity (contract 3), and bad records contribute zero (contract 8).
 4. Add z C times a standard normal vector to the sum, divide it by the public qN, and add the exact
-   gradient of the terms that no record enters (C1, C2).
+   gradient of the terms that no record enters (contracts 1 and 2).
 5. Update the variables with the optimizer.
 6. Update the accumulators over released values, and count the step.
 
-Lines 5 and 6 are post-processing of what line 4 releases: no exact value leaves the step (C7),
-except a loss that was requested as `unsafe_loss`. The whole step is one graph without detours (C9),
-and its caller has charged the ledger before (C6).
+Lines 5 and 6 are post-processing of what line 4 releases: no exact value leaves the step (contract
+7), except a loss that was requested as `unsafe_loss`. The whole step is one graph without detours
+(contract 9), and its caller has charged the ledger before (contract 6).
 """
 
 from __future__ import annotations
