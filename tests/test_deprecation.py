@@ -106,7 +106,7 @@ def test_an_import_statement_warns_at_its_own_line():
 def test_an_old_module_is_an_attribute_of_its_package():
     with says("tfp_dpvi.gradients.ghost", "tfp_dpvi.ghost.layers"):
         old_module = tfp_dpvi.gradients.ghost
-    assert old_module.LayerGradients is tfp_dpvi.ghost.LayerGradients
+    assert old_module.LayerGradients is tfp_dpvi.ghost.layers.LayerGradients
 
 
 @pytest.mark.parametrize("package", ["tfp_dpvi", "tfp_dpvi.gradients", "tfp_dpvi.models"])
