@@ -90,9 +90,9 @@ LIMITS = {
     "lines of code in the longest file": 600,
     "lines of the longest function": 80,
     # Code that says the same in fewer statements is easier to keep: who adds some says what for.
-    "statements": 13_440,
+    "statements": 13_428,
     # A type that says nothing finds no error; `tfd: Any` hides one at each use. Aim: protocols.
-    "`Any` and `object` annotations": 252,
+    "`Any` and `object` annotations": 246,
     # Noise follows from a bound that one object states, so few places may name the two numbers.
     "files that name l2_norm_clip": 7,
     "files that name noise_multiplier": 9,  # TensorBoard shows it.
