@@ -345,7 +345,9 @@ def loaded(path):
     if model is REFUSED:
         return REFUSED
     config = model.get_config()
-    del config["privacy"]["ledger"]["version"]  # A ledger in memory grows one with each load.
+    del config["tfp_dpvi_account"]["ledger"][
+        "version"
+    ]  # A ledger in memory grows one with each load.
     return config, model.get_weights()
 
 

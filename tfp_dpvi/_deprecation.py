@@ -73,6 +73,13 @@ MODULES = {
 #: Classes with a new name in 0.3, by the places under which saved files know them.
 CLASSES = {"tfp_dpvi.data.schema:Table": "tfp_dpvi.data.schema:Schema"}
 
+#: Methods of `DPModel`, `DPVAE` and `DPKerasModel` that subclasses of 0.2 may override.
+HOOKS = {
+    "_batch_losses": "batch_losses",
+    "_compared": "compared",
+    "_layers_watched": "watched_layers",
+}
+
 #: Names that moved in 0.3, by the module that had them: the new one, and ":" with a new name.
 NAMES: dict[str, dict[str, str]] = {
     "tfp_dpvi.data": {

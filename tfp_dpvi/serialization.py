@@ -30,7 +30,7 @@ _NAMED_IN_FILES = tuple(
     for part in (
         "divergences",
         "surrogates",
-        "synthetic",
+        "synthetic.mixture",
         "data.columns",
         "data.dates",
         "data.schema",
@@ -145,7 +145,7 @@ def encode(value: Any, argument: str) -> Json:
         registered = keras.utils.get_registered_name(value)
         if keras.utils.get_registered_object(registered) is value:
             return {"function": registered}
-        if _of_library(value) and "<" not in value.__qualname__:
+        if _of_library(value) and value.__qualname__.isidentifier():
             return {"library": f"{value.__module__}:{value.__qualname__}"}
         raise ValueError(
             f"{argument} is {value.__qualname__!r}, a function without a registered name. {_FIX}"
@@ -200,7 +200,13 @@ def _decoded(config: Any, custom_objects: dict[str, Any] | None) -> Any:
         kwargs = {key: again(part) for key, part in config["kwargs"].items()}
         return functools.partial(again(config["partial"]), *map(again, config["args"]), **kwargs)
     if "keras" in config:
-        return keras.utils.deserialize_keras_object(config["keras"], custom_objects=custom_objects)
+        layer = keras.utils.deserialize_keras_object(config["keras"], custom_objects=custom_objects)
+        if not isinstance(layer, Layer):  # Keras finds whatever a file names, `os.system` too.
+            raise ValueError(
+                f"The file has a {type(layer).__name__} where `encode` writes Keras layers: it was "
+                "altered. Use another copy."
+            )
+        return layer
     if "value" in config:
         kind = _imported(config["value"], dataclasses.is_dataclass)
         known = [field.name for field in dataclasses.fields(kind) if field.init]
@@ -245,10 +251,10 @@ def _imported(place: Any, is_kind: Callable[[Any], bool]) -> Any:
     # An earlier version may have written the file.
     place = _deprecation.current_place(str(place))
     module, name = place.split(":", 1)
-    parts = name.split(".")
-    if any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES):
+    is_known = any(module == part or module.startswith(f"{part}.") for part in _NAMED_IN_FILES)
+    if is_known and "." not in name:  # Of a module, and no method of a class in it.
         with contextlib.suppress(ImportError, AttributeError):
-            named = functools.reduce(getattr, parts, importlib.import_module(module))
+            named = getattr(importlib.import_module(module), name)
             if is_kind(named) and f"{named.__module__}:{named.__qualname__}" == place:
                 return named
     raise ValueError(

@@ -314,6 +314,11 @@ def most_releases(model, plan):
     return model.privacy_ledger.most_releases(plan, model._dp.target.budgets)
 
 
+def replace_lock(model, lock):
+    """The lock that a fit holds becomes another one."""
+    model._dp.lock = lock
+
+
 @contextlib.contextmanager
 def as_in_fit(model):
     """What assignments see while `fit` runs, without one."""

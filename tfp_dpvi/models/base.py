@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import dp_accounting
 import numpy as np
 
-from tfp_dpvi import _tf, export, serialization
+from tfp_dpvi import _deprecation, _tf, export, serialization
 from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
@@ -95,7 +96,23 @@ class DPModel(Model):
         super().__setattr__(name, value)
         between_fits = state.running is None and state.compiled is not None
         if changed and between_fits and tf.executing_eagerly():
-            state.compiled.steps.forget()  # The next fit's steps read the setting.
+            # The next fit's steps read the setting, and so do evaluations.
+            state.compiled.steps.forget()
+            self.drop_traces()
+
+    def drop_traces(self) -> None:
+        """Drops traced predictions and evaluations, which hold settings as constants."""
+        self.predict_function = self.test_function = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a class that overrides a hook by its old name: nothing would call it."""
+        super().__init_subclass__(**kwargs)
+        for old, new in _deprecation.HOOKS.items():
+            if old in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__}.{old} is now {new}, and would not be called: rename it. "
+                    "See tfp_dpvi.models.hooks."
+                )
 
     # ------------------------------------------------------------------ methods to override
 
@@ -395,7 +412,27 @@ class DPModel(Model):
           TypeError: It is no `PrivacyLedger`.
           ValueError: The model has releases in another ledger.
         """
+        self._dp.refuse_while_fitting("set_ledger")
         self._dp.account.ledger = self._ledger_after(ledger)
+
+    def record_release(
+        self, plan: PrivacyPlan, inputs: dict[str, Structure], num_records: int, *, declared: bool
+    ) -> None:
+        """Notes the last release of a model that does not learn by `fit`.
+
+        The ledger has it already.
+
+        Args:
+          plan: The plan of the release.
+          inputs: `tf.TensorSpec`s of the records, {"x": ..., "y": ...}.
+          num_records: The public number of records.
+          declared: Whether that number was declared.
+        """
+        account = self._dp.account
+        account.plan = plan
+        account.inputs = inputs
+        account.num_records = num_records
+        account.num_records_declared = declared
 
     def _ledger_after(self, ledger: PrivacyLedger | None) -> PrivacyLedger:
         """Returns the ledger to use from now on: a model with releases keeps the one of these."""
@@ -746,7 +783,9 @@ class DPModel(Model):
           custom_objects: Functions and classes by name, if they are not registered.
         """
         config = dict(config)
-        spent = config.pop(saving.SAVED_KEY, config.pop(saving.OLD_KEY, None))
+        spent = config.pop(saving.SAVED_KEY, None)
+        if spent is None:
+            spent = config.pop(saving.OLD_KEY, None)
         parts = config.pop("parts", {})
         decoded = {name: serialization.decode(part, custom_objects) for name, part in parts.items()}
         model = cls(**cls.complete_config(config), **decoded)
@@ -851,7 +890,7 @@ class DPModel(Model):
     @property
     def privacy_account(self) -> Account:
         """The ledger, plan and progress that are saved with the model."""
-        return self._dp.account
+        return dataclasses.replace(self._dp.account)
 
     @property
     def privacy_target(self) -> PrivacyTarget | None:

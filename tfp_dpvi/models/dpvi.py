@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -251,8 +252,22 @@ class DPVI(base.DPModel):
 
     def drop_predictions(self) -> None:
         """See `DPModel`: they hold the calibrated posterior."""
-        if self.clipping == "paired":
-            self.predict_function = self.test_function = None
+        self.predict_function = self.test_function = None
+
+    def load_weights(self, filepath: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Loads weights as Keras does.
+
+        The calibrated posterior belongs to other weights, and goes. A `.weights.h5` file has its
+        own.
+
+        Args:
+          filepath: A file or checkpoint that `save_weights` wrote.
+          *args: As in Keras.
+          **kwargs: As in Keras.
+        """
+        if not str(filepath).endswith((".weights.h5", ".keras")):
+            self._replace_posterior({})
+        return super().load_weights(filepath, *args, **kwargs)
 
     def fault_of_variables(self, thorough: bool) -> str | None:
         """See `DPModel`; a surrogate much wider than the prior also counts as diverged."""

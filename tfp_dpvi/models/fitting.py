@@ -173,7 +173,7 @@ def private_fit(
       The fit, or None if a resumed one is complete, and its first epoch.
     """
     if not state.lock.acquire(blocking=False):
-        state.refuse_while_fitting("fit")
+        raise state.fit_is_running("fit")
     run = None
     counter = steps_per_execution(model)
     before = counter.numpy()
@@ -200,13 +200,18 @@ def private_fit(
         with model.optimizer.settings_held():
             yield run, initial_epoch
     finally:
-        if run is not None:
-            run.close()
-            model.drop_predictions()
-            state.released = FitReleases(run.accumulated, run.mechanism)
-        state.running = model.train_function = None  # It holds the fit's key and records.
-        counter.assign(before)
-        state.lock.release()
+        try:
+            if run is not None:
+                run.close()
+        finally:  # Also after an error of the ledger.
+            if run is not None:
+                model.drop_predictions()
+                # Without a step, weights and releases are those of the fit before.
+                if run.num_steps:
+                    state.released = FitReleases(run.accumulated, run.mechanism)
+            state.running = model.train_function = None  # It holds the fit's key and records.
+            counter.assign(before)
+            state.lock.release()
         model.after_fit()
 
 
@@ -237,7 +242,8 @@ def _begin(
         resumed = Checkpoint(backup, model.optimizer, variables, account, target, seeded=seeded)
         initial_epoch = resumed.first_epoch(initial_epoch, last_epoch)
     planned = (last_epoch - initial_epoch) * data.steps_per_epoch
-    model.before_fit(planned)
+    if planned:
+        model.before_fit(planned)
     compiled.steps.begin(model.trainable_variables, planned, mechanism.gradient.gains_from_xla)
     public = (
         target,
@@ -261,7 +267,6 @@ def _begin(
 
     noise, allowed = workers.from_chief(noise_and_steps, 2)
     mechanism = mechanism.with_noise(noise)
-    account.plan = mechanism.plan(planned)
     if not allowed:
         if resumed is None or resumed.held is None:
             raise BudgetExhaustedError(
@@ -269,6 +274,7 @@ def _begin(
                 "release of this plan.\nRaise "
                 "it with ledger.set_budget, or use more noise."
             )
+        account.plan = mechanism.plan(planned)
         resumed.end(planned)
         return None, initial_epoch
     run = PrivateFit(
@@ -286,6 +292,7 @@ def _begin(
         per_call=per_call,
     )
     workers.agree_on(run.prepare)
+    account.plan = run.plan
     if resumed is not None:
         resumed.follow(run.plan, initial_epoch)
     return run, initial_epoch

@@ -27,8 +27,8 @@ from tfp_dpvi.privacy import LedgerError, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training.account import Account, Progress
 
 _VERSION = 1
-SAVED_KEY = "privacy"
-"""The key of the account in a model's configuration."""
+SAVED_KEY = "tfp_dpvi_account"
+"""The key of the account in a model's configuration, which no argument of a user has."""
 
 OLD_KEY = "books"
 """The key in files of 0.2 and before."""

@@ -102,8 +102,13 @@ class State:
     def refuse_while_fitting(self, call: str) -> None:
         """Raises `RuntimeError` if a fit runs, whose settings cannot change."""
         if self.lock.locked():
-            raise RuntimeError(
-                f"{call} was called while fit runs, by a callback or in another thread, when the "
-                "settings cannot change. Call "
-                f"{call} after fit has returned; this call spent no privacy."
-            )
+            raise self.fit_is_running(call)
+
+    @staticmethod
+    def fit_is_running(call: str) -> RuntimeError:
+        """Returns the error of a call that must wait for a fit."""
+        return RuntimeError(
+            f"{call} was called while fit runs, by a callback or in another thread, when the "
+            "settings cannot change. Call "
+            f"{call} after fit has returned; this call spent no privacy."
+        )

@@ -199,11 +199,8 @@ class TableModel(DPModel):
 
         run(tf.constant(_random.new_key(self.seed)))
         codes = np.zeros([1, released.pairs.segments.num_columns], np.int32)
-        account = self.privacy_account
-        account.plan = plan
-        account.num_records = released.num_records
-        account.num_records_declared = declared
-        account.inputs = input_specs(Records(codes, None, None, 1))
+        inputs = input_specs(Records(codes, None, None, 1))
+        self.record_release(plan, inputs, released.num_records, declared=declared)
 
     # ------------------------------------------------------------------ the learned model
 
