@@ -116,7 +116,6 @@ NAMES: dict[str, dict[str, str]] = {
         "poisson_gaps": "tfp_dpvi.sampling.poisson",
     },
     "tfp_dpvi.synthetic": {
-        "Table": "tfp_dpvi.data:Schema",
         "TableData": "tfp_dpvi.data.schema",
         "crowded": "tfp_dpvi.synthetic.grouping",
         "depths": "tfp_dpvi.synthetic.grouping",

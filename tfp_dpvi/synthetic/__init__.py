@@ -44,4 +44,7 @@ __all__ = [
     "starting_point",
 ]
 
+Table = Schema
+"""The name of `Schema` in 0.2, which stays."""
+
 __getattr__ = _deprecation.old_names(__name__)
