@@ -30,6 +30,7 @@ _NAMED_IN_FILES = tuple(
     for part in (
         "divergences",
         "surrogates",
+        "synthetic.grouping",
         "synthetic.mixture",
         "data.columns",
         "data.dates",
