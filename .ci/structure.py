@@ -90,7 +90,7 @@ LIMITS = {
     "lines of code in the longest file": 600,
     "lines of the longest function": 80,
     # Code that says the same in fewer statements is easier to keep: who adds some says what for.
-    "statements": 13_455,
+    "statements": 13_470,
     # A type that says nothing finds no error; `tfd: Any` hides one at each use. Aim: protocols.
     "`Any` and `object` annotations": 250,
     # Noise follows from a bound that one object states, so few places may name the two numbers.

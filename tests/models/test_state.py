@@ -156,3 +156,38 @@ def test_a_file_names_no_function_as_a_layer():
         serialization.decode({"library": "tfp_dpvi.synthetic.synthesizer:Synthesizer.save"})
     with pytest.raises(ValueError, match="files may name"):
         serialization.decode({"library": "tfp_dpvi.divergences.regularizers:MMD.__init__"})
+
+
+class TwoInputs(dpvi.DPModel):
+    def __init__(self):
+        super().__init__()
+        self.w = self.add_weight(name="w", shape=[], initializer="ones")
+
+    def call(self, inputs):
+        return self.w * (inputs[0] + 2.0 * inputs[1])
+
+    def record_loss(self, x, y):
+        return tf.square(self.w * (x[0] + 2.0 * x[1]) - y)
+
+
+def test_predict_takes_what_keras_takes():
+    """Several inputs as a list, and `steps` by its place."""
+    model = TwoInputs()
+    model.compile("sgd", l2_norm_clip=1.0, noise_multiplier=1.0)
+    model.fit((X, X), X, batch_size=20, epochs=1, verbose=0)
+    of_tuple = model.predict((X, 2.0 * X))
+    np.testing.assert_array_equal(model.predict([X, 2.0 * X]), of_tuple)
+    assert len(model.predict((X, X), 5, 0, 2)) == 10
+
+
+def test_evaluate_takes_the_table_of_the_fit():
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"a": X})
+    model = dpvi.DPVI(
+        tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x["a"], 1.0), clipping="flat"
+    )
+    model.compile("sgd", l2_norm_clip=1.0, noise_multiplier=1.0, jit_compile=False)
+    fit_to_table = {"batch_size": 5, "epochs": 1, "verbose": 0}
+    model.fit(table, X, **fit_to_table)
+    by_column = model.evaluate({"a": X}, X, verbose=0)
+    assert model.evaluate(table, X, verbose=0) == pytest.approx(by_column)

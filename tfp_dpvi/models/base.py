@@ -16,6 +16,7 @@ from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
 from tfp_dpvi.data import Data, Records, make_records
+from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, mapped
@@ -677,6 +678,7 @@ class DPModel(Model):
         batch_size: int | None = None,
         verbose: int | str = "auto",
         sample_weight: np.ndarray | None = None,
+        steps: int | None = None,
         **kwargs: Any,
     ) -> Any:
         """Returns exact losses and metrics of records: *not private* unless the records are public.
@@ -688,6 +690,7 @@ class DPModel(Model):
           batch_size: As in Keras.
           verbose: As in Keras.
           sample_weight: Weights of the records, shape [n].
+          steps: As in Keras.
           **kwargs: Other arguments of Keras.
 
         Raises:
@@ -702,11 +705,18 @@ class DPModel(Model):
         if batches is not None:
             x, y = batches, None
             batch_size = sample_weight = None
+        elif self._fitted_to(dict):
+            x = by_column("x", x)
         with evaluation.a_batch_an_execution(self), _tf.without_values("evaluate failed"):
-            return super().evaluate(x, y, batch_size, verbose, sample_weight, **kwargs)
+            return super().evaluate(x, y, batch_size, verbose, sample_weight, steps, **kwargs)
 
     def predict(
-        self, x: Structure, batch_size: int | None = None, verbose: int | str = 0, **kwargs: Any
+        self,
+        x: Structure,
+        batch_size: int | None = None,
+        verbose: int | str = 0,
+        steps: int | None = None,
+        **kwargs: Any,
     ) -> np.ndarray:
         """Returns the model's outputs for records, which cost no privacy but tell of these records.
 
@@ -717,6 +727,7 @@ class DPModel(Model):
           x: n records in any form that `fit` or Keras takes.
           batch_size: As in Keras, by default 1024.
           verbose: As in Keras.
+          steps: As in Keras.
           **kwargs: Other arguments of Keras.
 
         Returns:
@@ -730,7 +741,7 @@ class DPModel(Model):
             x = self.as_inputs(x)
             batch_size = batch_size or 1024
         with evaluation.a_batch_an_execution(self), _tf.without_values("predict failed"):
-            return super().predict(x, batch_size, verbose, **kwargs)
+            return super().predict(x, batch_size, verbose, steps, **kwargs)
 
     def as_inputs(self, x: Structure, name: str = "x") -> Structure:
         """Returns new records as tensors of the model's dtype.
@@ -744,9 +755,16 @@ class DPModel(Model):
         Raises:
           ValueError: The records have other shapes than those of the fit.
         """
+        if isinstance(x, list) and self._fitted_to(tuple):  # Keras's way to pass several inputs.
+            x = tuple(x)
         checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
         self._check_like(x, checked, name)
         return tf.nest.map_structure(tf.convert_to_tensor, checked)
+
+    def _fitted_to(self, kind: type) -> bool:
+        """Returns whether the records x of the last fit were in such a structure."""
+        inputs = self._dp.account.inputs
+        return inputs is not None and isinstance(inputs["x"], kind)
 
     def _check_like(self, x: Structure, checked: Structure, name: str) -> None:
         """Raises unless these records are like those of the fit, if there was one."""

@@ -265,6 +265,7 @@ class DPVAE(LayeredModel):
         x: Structure,
         batch_size: int | None = None,
         verbose: int | str = 0,
+        steps: int | None = None,
         *,
         y: Structure | None = None,
         **kwargs: Any,
@@ -275,6 +276,7 @@ class DPVAE(LayeredModel):
           x: n records, in any form that `fit` or Keras takes.
           batch_size: Records in one call; does not change the result.
           verbose: 1 shows a progress bar.
+          steps: As in Keras.
           y: What the records are conditioned on, for a model of p(x | y).
           **kwargs: Other arguments of `dpvi.keras.Model.predict`.
 
@@ -282,7 +284,7 @@ class DPVAE(LayeredModel):
           ValueError: y is missing, or passed to a model that was fitted without y.
         """
         self.autoencoder.check_y(y)
-        return super().predict(x if y is None else (x, y), batch_size, verbose, **kwargs)
+        return super().predict(x if y is None else (x, y), batch_size, verbose, steps, **kwargs)
 
     def reconstruct(self, x: Structure, y: Structure | None = None) -> np.ndarray:
         """Returns means of the decoder's distribution at the encoder's means.
