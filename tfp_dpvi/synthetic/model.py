@@ -164,8 +164,12 @@ class TableModel(DPModel):
         Args:
           schema: The schema with the chosen levels, of the same number as before.
           layout: The public layout of the data.
+
+        Raises:
+          ValueError: The schema has other numbers of levels.
         """
-        assert Segments.of(schema).sizes == Segments.of(self.schema).sizes
+        if Segments.of(schema).sizes != Segments.of(self.schema).sizes:
+            raise ValueError("schema has other numbers of levels than the model's.")
         self.schema = schema
         self.layout = layout
 
