@@ -95,6 +95,7 @@ def test_draws_have_the_moments(case):
         ([0.0], [1.0, 2.0], r"\(1,\) and \(2,\)"),
         ([0.0, np.nan], [1.0, 2.0], "not finite"),
         ([0.0, 0.0], [[1.0, 0.5], [0.1, 1.0]], "not symmetric"),
+        ([0.0, 0.0], [[0.25, 1.0], [0.0, 1e8]], "not symmetric"),  # Units differ.
         (0.0, 1.0, "shapes"),
     ],
 )

@@ -48,8 +48,10 @@ class Factor:
             raise ValueError("shift or precision is not finite; pass finite numbers.")
         if precision.ndim == 2:
             half = precision / 2.0  # Sums of halves do not overflow.
-            largest = np.abs(half).max(initial=0.5)
-            if np.abs(half - half.T).max(initial=0.0) > 1e-8 * largest:
+            # In the entries' own units, which may differ by many orders of magnitude.
+            diagonal = np.sqrt(np.abs(np.diag(half)))
+            size = np.maximum(np.outer(diagonal, diagonal), np.abs(half))
+            if (np.abs(half - half.T) > 1e-8 * np.maximum(size, size.T)).any():
                 raise ValueError("precision is not symmetric; pass a symmetric matrix.")
             precision = half + half.T
         for name, array in (("shift", shift), ("precision", precision)):
