@@ -327,4 +327,7 @@ def _factor(name: str, value: Any, prior: Factor) -> Factor:
     shapes = [factor.shift.shape, factor.precision.shape]
     wanted = [prior.shift.shape, prior.precision.shape]
     need(shapes == wanted, f"{name} has shapes {shapes}, and the study's factors {wanted}.")
+    # A factor is exactly symmetric, and JSON keeps every digit: another matrix was altered.
+    as_sent = np.asarray(value["precision"], np.float64)
+    need(np.array_equal(factor.precision, as_sent), f"{name} is not symmetric.")
     return factor
