@@ -534,6 +534,26 @@ def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
     return compiled
 
 
+def forget_variables(optimizer: Optimizer) -> None:
+    """Lets an optimizer without slots be built again, for other variables."""
+    optimizer._built = False
+
+
+def joint_bijector(
+    prior: tfd.JointDistribution,
+    bijector_of: Callable[[tfd.Distribution], tfp.bijectors.Bijector],
+) -> tfp.bijectors.Bijector:
+    """Returns the bijector of a joint distribution's parts, each of which may depend on others.
+
+    Args:
+      prior: The joint distribution.
+      bijector_of: Returns the bijector of one part.
+    """
+    from tensorflow_probability.python.distributions import joint_distribution
+
+    return joint_distribution._DefaultJointBijector(prior, bijector_fn=bijector_of)
+
+
 def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _Result:
     """Runs `tf.vectorized_map` such that no element reaches another's values.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, tfp
+from tfp_dpvi._tf import Structure, function_of_model, joint_bijector, tf, tfd, tfp
 
 __all__ = ["WishartTriL", "asvi", "full_rank", "mean_field"]
 
@@ -98,6 +98,25 @@ def event_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
             "surrogate matches it. Pass a trainable TFP distribution over the same parameters as "
             "surrogate_posterior."
         ) from error
+
+
+def log_scale_bijector(prior: tfd.Distribution) -> tfp.bijectors.Bijector:
+    """Returns `event_bijector`, with exponentials where TFP's default is softplus.
+
+    Raises:
+      ValueError: The prior knows none.
+    """
+    if isinstance(prior, tfd.JointDistribution):
+        return joint_bijector(prior, log_scale_bijector)
+    single = prior
+    while isinstance(single, tfd.Sample | tfd.Independent):
+        single = single.distribution
+    default = event_bijector(single)
+    steps = default.bijectors if isinstance(default, _tfb.Chain) else [default]
+    # The inverse of a softplus has the support of an exponential.
+    others = [step for step in steps if not isinstance(step, _tfb.Softplus | _tfb.Reciprocal)]
+    is_softplus = len(others) < len(steps) and not others
+    return _tfb.Exp() if is_softplus else event_bijector(prior)
 
 
 def _parts(prior: tfd.Distribution) -> Iterator[tfd.Distribution]:

@@ -24,6 +24,8 @@ class Coordinates:
 
     Args:
       prior: The prior, joint or single.
+      log_scales: Whether positive parameters have logarithms as coordinates, also where TFP's
+        default is the inverse of softplus: a change of units then shifts them.
 
     Raises:
       ValueError: TFP has no bijector from its support to the real line.
@@ -39,10 +41,11 @@ class Coordinates:
     ```
     """
 
-    def __init__(self, prior: tfd.Distribution) -> None:
+    def __init__(self, prior: tfd.Distribution, *, log_scales: bool = False) -> None:
         self._prior = prior
         self.dtype = surrogates.float_dtype(prior)
-        self._to_support = surrogates.event_bijector(prior)
+        to_support = surrogates.log_scale_bijector if log_scales else surrogates.event_bijector
+        self._to_support = to_support(prior)
         start = as_graph(lambda: self._to_support.inverse(prior.sample(seed=tf.constant([0, 0]))))
         self._like = tf.nest.map_structure(tf.zeros_like, start)
         self._shapes = [tuple(part.shape) for part in tf.nest.flatten(self._like)]

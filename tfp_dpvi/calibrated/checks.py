@@ -16,6 +16,8 @@ from tfp_dpvi.calibrated.window import Window
 MOST_DISTANCE = 1.3
 MOST_BEND = 1.0
 MOST_MISMATCH = 0.4
+# Standard deviations of the noise. Steps wander about the posterior, which adds up to one more.
+MOST_LACK_OF_FIT = 4.5
 LEAST_HALVES = 0.001
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
@@ -54,6 +56,9 @@ class Checks:
       mismatch: Relative distance of the released curvature from that at the pilot's inputs; NaN
         without a pilot.
       parameters: Those of single parameters; None for models that were saved without them.
+      lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
+        NaN for the paired clip.
+      lack_of_fit_z: The same in standard deviations of its noise.
     """
 
     distance: float
@@ -63,6 +68,16 @@ class Checks:
     bend: float = math.nan
     mismatch: float = math.nan
     parameters: ParameterChecks | None = None
+    lack_of_fit: float = math.nan
+    lack_of_fit_z: float = math.nan
+
+    def with_fit(self, excess: float, z: float, parameters: ParameterChecks) -> Checks:
+        """Returns these checks with those of the likelihood and of single parameters."""
+        return dataclasses.replace(self, lack_of_fit=excess, lack_of_fit_z=z, parameters=parameters)
+
+    @property
+    def _is_centred(self) -> bool:
+        return not math.isnan(self.lack_of_fit)
 
     @property
     def warnings(self) -> list[str]:
@@ -72,8 +87,7 @@ class Checks:
         if self.distance > MOST_DISTANCE and not self.bend <= MOST_BEND:
             sentences.append(
                 f"training did not converge: its mean is {self.distance:.1f} posterior standard "
-                f"deviations off (limit {MOST_DISTANCE:g}); take more steps or a higher learning "
-                "rate next time"
+                f"deviations off (limit {MOST_DISTANCE:g}); {self._slow} next time"
             )
         if self.halves < LEAST_HALVES:
             sentences.append(
@@ -87,16 +101,47 @@ class Checks:
             )
         if self.kappa >= MOST_KAPPA_SEEN:
             sentences.append(
-                f"the clip is too small (kappa {self.kappa:.2g}): raise l2_norm_clip next time"
+                f"the clip is too small (kappa {self.kappa:.2g}): {self._cut} next time"
+            )
+        if abs(self.lack_of_fit_z) > MOST_LACK_OF_FIT:
+            sentences.append(
+                f"the likelihood does not fit: scores vary {1.0 + self.lack_of_fit:.2f} times as "
+                f"much as it says (z = {self.lack_of_fit_z:.1f}); for counts try "
+                "tfd.NegativeBinomial, for numbers tfd.StudentT, or more terms of x"
             )
         if self.parameters is not None:
             sentences += self.parameters.warnings
         return sentences
 
+    @property
+    def _slow(self) -> str:
+        """What to do against slow training."""
+        return (
+            "take more epochs" if self._is_centred else "take more steps or a higher learning rate"
+        )
+
+    @property
+    def _cut(self) -> str:
+        """What to do against a clip that cuts too much."""
+        return (
+            "pass public_inputs that resemble the private ones"
+            if self._is_centred
+            else "raise l2_norm_clip"
+        )
+
     def to_array(self) -> np.ndarray:
         """Returns the diagnostics of the whole posterior, to save."""
-        names = [field.name for field in dataclasses.fields(self) if field.name != "parameters"]
-        return np.array([getattr(self, name) for name in names])
+        return np.array([getattr(self, name) for name in _numbers()])
+
+    @classmethod
+    def from_array(cls, values: Sequence[float]) -> Checks:
+        """Returns the checks of `to_array`, or of an earlier version with fewer of them."""
+        return cls(**dict(zip(_numbers(), values, strict=False)))
+
+
+def _numbers() -> list[str]:
+    """Returns the names of the checks of a whole posterior, in the order of `to_array`."""
+    return [field.name for field in dataclasses.fields(Checks) if field.name != "parameters"]
 
 
 def check_posterior(
@@ -128,14 +173,21 @@ def check_posterior(
     bend = math.nan if linear is None else distance_of(linear.mean[index] - mixture.mean[index])
     score, theta = window.half_difference
     difference = score + slopes.mean(axis=0) @ theta
-    variance = (window.simulation - 1.0) * matrices.mean(axis=0)
+    variance = window.sampling * matrices.mean(axis=0)
     variance = variance + window.score_sd**2 * np.eye(len(away))
-    variance *= window.half_variance
+    variance = window.half_variance * variance + _covariance(slopes @ theta)
     statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
     halves = float(stats.chi2.sf(statistic, len(away)))
     traces = np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)
     kappa = float(np.mean(traces))
     return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)
+
+
+def _covariance(rows: np.ndarray) -> np.ndarray:
+    """Returns the covariance of draws of shape [K, d], zero for a single one."""
+    away = rows - rows.mean(axis=0)
+    covariance: np.ndarray = away.T @ away / len(rows)
+    return covariance
 
 
 def scales(draws: np.ndarray) -> np.ndarray:

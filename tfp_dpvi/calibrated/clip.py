@@ -152,7 +152,7 @@ class Curvature(JointRelease):
             "gradient": vector,
             "matrix": matrix,
         }
-        return {name: tf.zeros([NUM_BLOCKS, *shape], tf.float64) for name, shape in shapes.items()}
+        return initial_blocks(shapes)
 
     def accumulate(self, total: Any, released: Released) -> Structure:
         """See `JointRelease`."""
@@ -165,7 +165,7 @@ class Curvature(JointRelease):
             "gradient": gradient,
             "matrix": (noisy + tf.transpose(noisy)) / 2.0,
         }
-        return {name: total[name] + _in_block(released, value) for name, value in values.items()}
+        return {name: total[name] + in_block(released, value) for name, value in values.items()}
 
 
 class ClippedAway(JointRelease):
@@ -213,7 +213,7 @@ class ClippedAway(JointRelease):
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
         """See `JointRelease`."""
-        return total + _in_block(released, released.mean)
+        return total + in_block(released, released.mean)
 
 
 def _formed(name: str, values: _Values | None) -> _Values:
@@ -223,7 +223,12 @@ def _formed(name: str, values: _Values | None) -> _Values:
     return values
 
 
-def _in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
+def initial_blocks(shapes: dict[str, list[int]]) -> dict[str, tf.Tensor]:
+    """Returns zero sums over blocks of steps, float64 of shape `[NUM_BLOCKS, ...]`."""
+    return {name: tf.zeros([NUM_BLOCKS, *shape], tf.float64) for name, shape in shapes.items()}
+
+
+def in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
     """Returns the value in the row of the step's block, with zeros in the other rows."""
     block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
     row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)

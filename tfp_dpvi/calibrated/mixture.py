@@ -238,9 +238,9 @@ def refined_mixture(
 
 
 def variance_shares(
-    window: Window,
-    slopes: np.ndarray,
-    matrices: np.ndarray,
+    slope: np.ndarray,
+    data: np.ndarray,
+    noise: np.ndarray,
     mixture: Mixture,
     index: np.ndarray,
     log_prior: LogDensity,
@@ -252,9 +252,9 @@ def variance_shares(
     noise on the curvature, and counts as noise.
 
     Args:
-      window: The released averages.
-      slopes: Draws of A, shape [K, d, d].
-      matrices: Draws of M, shape [K, d, d].
+      slope: The mean curvature A, shape [d, d].
+      data: B, the score's variance without noise, shape [d, d].
+      noise: R, that of the noise, shape [d, d].
       mixture: The posterior.
       index: The coordinates that the likelihood reads, shape [d].
       log_prior: The prior's log density and its gradient.
@@ -262,9 +262,7 @@ def variance_shares(
     Returns:
       Array of shape [D, 3], whose rows sum to 1.
     """
-    size, slope = len(mixture.mean), slopes.mean(axis=0)
-    data = window.simulation * matrices.mean(axis=0)
-    noise = window.score_sd**2 * np.eye(len(index))
+    size = len(mixture.mean)
     weights = np.linalg.solve(data + noise, slope)
     away = _STEP * np.sqrt(np.diag(mixture.covariance))
     points = mixture.mean + np.concatenate([np.diag(away), -np.diag(away)])

@@ -28,6 +28,7 @@ class Pairing:
     Args:
       model: Prior and likelihood.
       records: Records whose shapes and dtypes are read.
+      log_scales: Whether positive parameters have logarithms as coordinates, see `Coordinates`.
 
     Raises:
       CannotPairError: The paired clip does not apply to records of these shapes and dtypes.
@@ -38,12 +39,12 @@ class Pairing:
       index: The coordinates of these parts, shape [d].
     """
 
-    def __init__(self, model: BayesianModel, records: Records) -> None:
+    def __init__(self, model: BayesianModel, records: Records, *, log_scales: bool = False) -> None:
         if records.sample_weight is not None:
             raise CannotPairError("sample_weight would change the curvature of pairs")
         self._model = model
         try:
-            self.coordinates = Coordinates(model.prior)
+            self.coordinates = Coordinates(model.prior, log_scales=log_scales)
             broadcasts = self.coordinates.broadcasts()
         except ValueError as error:
             raise CannotPairError("the prior has no map to the real line") from error
@@ -62,6 +63,11 @@ class Pairing:
             )
         if records.y is not None:
             check_rows(model, records)
+
+    @property
+    def generative(self) -> bool:
+        """Whether records have no inputs: see `BayesianModel.generative`."""
+        return self._model.generative
 
     def gradient(
         self,
@@ -133,7 +139,7 @@ class Pairing:
           outcome cannot be used.
         """
         rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
-        distribution = self._distribution(vector, x)
+        distribution = self.distribution(vector, x)
         drawn = [simulate_twins(distribution, rows, seed) for seed in tf.unstack(seeds)]
         pairs = [twins for twins, _ in drawn]
         log_probs = [
@@ -179,13 +185,23 @@ class Pairing:
         Returns:
           A tensor of shape [n] for each.
         """
-        distribution = self._distribution(vector, x)
+        distribution = self.distribution(vector, x)
         return [distribution.log_prob(outcomes) for outcomes in pairs]
 
-    def _distribution(self, vector: tf.Tensor, x: Structure) -> tfd.Distribution:
+    def distribution(self, vector: tf.Tensor, x: Structure) -> tfd.Distribution:
+        """Returns the likelihood at coordinates of shape [D]."""
         return self._model.distribution_at(
             self.coordinates.constrain(tf.split(vector, self.coordinates.sizes)), x
         )
+
+    def read(self, vector: tf.Tensor) -> tf.Tensor:
+        """Returns the coordinates that the likelihood reads, shape [d], of all, shape [D]."""
+        parts = tf.split(vector, self.coordinates.sizes)
+        return tf.concat([parts[part] for part in self.parameters_read], axis=0)
+
+    def likelihood(self, vector: tf.Tensor, theta: tf.Tensor, x: Structure) -> tfd.Distribution:
+        """Returns the likelihood with `theta` for the coordinates that it reads."""
+        return self._likelihood(tf.split(vector, self.coordinates.sizes), theta, x)
 
     def _likelihood(
         self, parts: list[tf.Tensor], theta: tf.Tensor, x: Structure

@@ -62,6 +62,7 @@ class Calibrated:
       checks: Diagnostics of its intervals.
       num_steps: The number of steps in the window.
       shares: Shares of noise, data and prior in each coordinate's variance, shape [D, 3].
+      log_scales: Whether positive parameters have logarithms as coordinates, see `Coordinates`.
     """
 
     mixture: Mixture
@@ -69,6 +70,7 @@ class Calibrated:
     checks: Checks
     num_steps: int
     shares: np.ndarray
+    log_scales: bool = False
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Returns the arrays to save."""
@@ -77,27 +79,30 @@ class Calibrated:
             "scales": self.mixture.scales,
             "checks": np.append(self.checks.to_array(), self.num_steps),
             "shares": self.shares,
+            "log_scales": np.array(float(self.log_scales)),
         }
         if self.checks.parameters is not None:
             arrays["parameters"] = self.checks.parameters.to_array()
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays: dict[str, np.ndarray], coordinates: Coordinates) -> Calibrated:
+    def from_arrays(cls, arrays: dict[str, np.ndarray], prior: tfd.Distribution) -> Calibrated:
         """Returns the posterior that was saved.
 
         Args:
           arrays: The arrays of `to_arrays`.
-          coordinates: The prior's coordinates.
+          prior: The prior.
         """
+        log_scales = bool(arrays.get("log_scales", 0.0))
+        coordinates = Coordinates(prior, log_scales=log_scales)
         mixture = Mixture(arrays["locs"], arrays["scales"])
         *values, num_steps = arrays["checks"].tolist()
-        checks = Checks(*values)
+        checks = Checks.from_array(values)
         if "parameters" in arrays:
             parameters = ParameterChecks(coordinates.names, *arrays["parameters"])
             checks = dataclasses.replace(checks, parameters=parameters)
         distribution = mixture_distribution(mixture, coordinates)
-        return cls(mixture, distribution, checks, int(num_steps), arrays["shares"])
+        return cls(mixture, distribution, checks, int(num_steps), arrays["shares"], log_scales)
 
 
 def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
@@ -212,7 +217,12 @@ class Calibrator:
             parameters=self._check_parameters(window, prior, mixture, reach, generator),
         )
         shares = mixtures.variance_shares(
-            window, slopes, matrices, mixture, index, self._coordinates.log_density
+            slopes.mean(axis=0),
+            window.simulation * matrices.mean(axis=0),
+            window.score_sd**2 * np.eye(len(index)),
+            mixture,
+            index,
+            self._coordinates.log_density,
         )
         distribution = mixture_distribution(mixture, self._coordinates)
         return Calibrated(mixture, distribution, checks, window.num_steps, shares)

@@ -9,7 +9,6 @@ import math
 import numpy as np
 
 from tfp_dpvi._tf import Structure, tfd
-from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, Calibrator
@@ -169,7 +168,7 @@ class Calibration:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
         self.loaded = None
         if arrays:
-            self.loaded = Calibrated.from_arrays(arrays, Coordinates(self._model.prior))
+            self.loaded = Calibrated.from_arrays(arrays, self._model.prior)
 
     def use(self, simulator: PairSimulator) -> None:
         """Sets a pilot's simulator for the posteriors of later fits."""

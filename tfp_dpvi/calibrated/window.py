@@ -73,6 +73,8 @@ class Window:
         [d] each.
       half_variance: The variance of the former over that of `score`: 4 for halves of equal length.
       most_trace: Bound on the trace of `matrix`.
+      sampling: The part of `simulation` that is independent between steps; the paired clip's is
+        `simulation - 1`.
     """
 
     num_steps: int
@@ -89,6 +91,7 @@ class Window:
     half_difference: tuple[np.ndarray, np.ndarray]
     half_variance: float
     most_trace: float
+    sampling: float
 
     @property
     def kappa(self) -> float:
@@ -164,6 +167,7 @@ def average_window(
         matrix_sd=noise.matrix / (rate * math.sqrt(count)),
         scale_sd=noise.scale / (rate * math.sqrt(count)),
         simulation=1.0 + (2.0 / rate - 1.0) / count,
+        sampling=(2.0 / rate - 1.0) / count,
         half_difference=(-num * score_change, theta_change),
         half_variance=float(count / steps[first].sum() + count / steps[second].sum()),
         most_trace=num * noise.clip**2 / 2.0,

@@ -52,20 +52,7 @@ def clipped_sum(
     on no other record. Hence A = C and D = 2C in exact arithmetic; in float32 a sum of n records
     exceeds that by less than (1 % + n 2^-22) C, in float64 by nothing that matters.
     """
-
-    def gradient_of_record(
-        record_and_mask: tuple[Structure, tf.Tensor],
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        record, keep = record_and_mask
-        graph = tf.compat.v1.get_default_graph()
-        num_known = len(graph.get_operations())
-        loss, gradient = record_gradient(record, keep)
-        refuse_writes(graph, num_known)
-        refuse_varying_shapes(graph, num_known)
-        return loss, list(gradient)
-
-    losses, gradients = map_apart(gradient_of_record, (records, mask))
-    refuse_low_precision(gradients)
+    losses, gradients = gradients_of(record_gradient, records, mask)
     rows = [
         tf.reshape(part, [tf.shape(mask)[0], int(np.prod(part.shape[1:]))]) for part in gradients
     ]
@@ -80,14 +67,44 @@ def clipped_sum(
     rows = [tf.where(keep[:, None], part, tf.zeros([], part.dtype)) for part in rows]
     factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
     clipped = list(zip(rows, factors, [part.shape[1:] for part in gradients], strict=True))
-    total = [tf.reshape(_weighted_sum(part, factor), shape) for part, factor, shape in clipped]
+    total = [tf.reshape(weighted_sum(part, factor), shape) for part, factor, shape in clipped]
     each = [tf.reshape(part * factor[:, None], [-1, *shape]) for part, factor, shape in clipped]
     norms = tf.where(keep, tf.sqrt(tf.add_n(squares)), tf.zeros([], squares[0].dtype))
     return ClippedSum(total, clip), examples._replace(gradients=each, norms=norms)
 
 
-def _weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """Returns `sum_i factors[i] rows[i]`."""
+def gradients_of(
+    record_gradient: RecordGradient, records: Structure, mask: tf.Tensor
+) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    """Returns losses and gradients of a batch's records, unclipped, each from its record alone.
+
+    Args:
+      record_gradient: See `RecordGradient`.
+      records: Structure of tensors with a common leading dimension P.
+      mask: Bool tensor of shape [P], False for padding.
+
+    Raises:
+      ValueError: As for `clipped_sum`.
+    """
+
+    def gradient_of_record(
+        record_and_mask: tuple[Structure, tf.Tensor],
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        record, keep = record_and_mask
+        graph = tf.compat.v1.get_default_graph()
+        num_known = len(graph.get_operations())
+        loss, gradient = record_gradient(record, keep)
+        refuse_writes(graph, num_known)
+        refuse_varying_shapes(graph, num_known)
+        return loss, list(gradient)
+
+    losses, gradients = map_apart(gradient_of_record, (records, mask))
+    refuse_low_precision(gradients)
+    return losses, gradients
+
+
+def weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
+    """Returns `sum_i factors[i] rows[i]`, for rows of shape [P, s] and factors of shape [P]."""
     if rows.dtype == tf.float64 or (rows.shape[0] is not None and rows.shape[0] <= _BLOCK):
         return _block_sums(rows[None], factors[None])[0]
     num_blocks = (rows.shape[0] or tf.shape(rows)[0]) // _BLOCK

@@ -282,6 +282,28 @@ class DPModel(Model):
             exporting.mean_signature(self.call, inputs["x"], "the model's output for each record.")
         ]
 
+    def default_optimizer(self, l2_norm_clip: float | None) -> Optimizer:
+        """See `Hooks.default_optimizer`."""
+        del l2_norm_clip
+        raise ValueError(
+            "optimizer is missing: pass, say, "
+            "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+        )
+
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        """See `Hooks.learned_variables`."""
+        return list(self.trainable_variables)
+
+    def boundaries(self, num_steps: int) -> Sequence[int]:
+        """See `Hooks.boundaries`."""
+        del num_steps
+        return ()
+
+    def advance(
+        self, step: int, num_steps: int, accumulated: dict[str, Any], mechanism: Mechanism
+    ) -> None:
+        """See `Hooks.advance`."""
+
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """See `Hooks.check_optimizer`."""
         if isinstance(optimizer, TermwiseOptimizer):
@@ -366,10 +388,7 @@ class DPModel(Model):
                 "loss."
             )
         if optimizer is None:
-            raise ValueError(
-                "optimizer is missing: pass, say, "
-                "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
-            )
+            optimizer = self.default_optimizer(l2_norm_clip)
         optimizer = as_dp_optimizer(
             optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
         )
@@ -830,7 +849,7 @@ class DPModel(Model):
         self.compile(**saving.read_settings(config))
         self._dp.account.plan = plan
         if self.built:
-            self.optimizer.build(self.trainable_variables)
+            self.optimizer.build(self.learned_variables())
 
     def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Saves the variables as Keras does, after resetting metrics.

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfp_dpvi import _random, serialization, surrogates
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, register_keras_serializable, tf, tfp
+from tfp_dpvi._tf import Optimizer, Structure, register_keras_serializable, tf, tfp
 from tfp_dpvi.bayes import checks, inference_data
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.divergence import DivergenceCheck
@@ -24,6 +24,7 @@ from tfp_dpvi.bayes.predictive import (
     over_draws_of_step,
     posterior_draws,
 )
+from tfp_dpvi.calibrated.centred_fit import LEAST_STEPS, NUM_STEPS, CentredFit
 from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
@@ -31,12 +32,14 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, exporting
-from tfp_dpvi.optimizers import largest_move
+from tfp_dpvi.optimizers import ScoringOptimizer, largest_move
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 from tfp_dpvi.training import Mechanism
 
 tfd: Any = tfp.distributions
 _SAVED = "posterior_"
+# A batch size that includes every record.
+_ALL = 2**62
 # To price a private mean of log densities, in nats: their range when clipped, and the mean's error.
 _LOO_RANGE = 10.0
 _LOO_ERROR = 0.05
@@ -133,13 +136,15 @@ class DPVI(base.DPModel):
         surrogate = surrogates.build(surrogate_posterior, prior, seed=seed)
         bayesian_model = BayesianModel(prior, likelihood)
         calibration = Calibration(bayesian_model, surrogate)
-        self._model = ModelParts(bayesian_model, surrogate, calibration, arguments_of_init)
+        centred = CentredFit(bayesian_model)
+        self._model = ModelParts(bayesian_model, surrogate, calibration, centred, arguments_of_init)
         # The variables instead of the distribution, whose TFP caches weight files cannot save.
         self._surrogate_variables = list(surrogate.trainable_variables)
         self.gradients = gradients
         self.clipping = clipping
         self.num_draws = num_draws
         self.num_predictive_draws = num_predictive_draws
+        self._public_inputs: Structure | None = None
         self.built = True
 
     @property
@@ -182,10 +187,91 @@ class DPVI(base.DPModel):
         """See `DPModel.complete_config`: files from before the paired clip have the flat one."""
         return {"clipping": "flat", **config}
 
+    # ------------------------------------------------------------------ fit
+
+    def default_optimizer(self, l2_norm_clip: float | None) -> Optimizer:
+        """See `Hooks.default_optimizer`: scoring steps, which choose their coordinates and clip."""
+        if l2_norm_clip is not None:
+            raise ValueError(
+                f"l2_norm_clip={l2_norm_clip} needs an optimizer: pass, say, "
+                '"adam", or leave it out: then there is no clip to choose.'
+            )
+        return ScoringOptimizer()
+
+    @property
+    def _scores(self) -> bool:
+        """Whether the model learns by scoring steps."""
+        return isinstance(getattr(self, "optimizer", None), ScoringOptimizer)
+
+    def fit(  # noqa: D417
+        self,
+        x: Structure | None = None,
+        y: Structure | None = None,
+        *,
+        public_inputs: Structure | None = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        num_records: int | None = None,
+        **settings: Any,
+    ) -> Any:
+        """Trains on private records, see `DPModel.fit`.
+
+        After `compile` without an optimizer there is nothing to choose: a fit makes 160 scoring
+        steps over all records, unless `batch_size` or `epochs` are passed.
+
+        Args:
+          x: As for `DPModel.fit`.
+          y: As for `DPModel.fit`.
+          public_inputs: Public or invented records of x that resemble the private ones, for the
+            coordinates of scoring steps. Without them, standard normal ones are taken: with others
+            the intervals are narrower, and few of them are needed.
+          batch_size: As for `DPModel.fit`.
+          epochs: As for `DPModel.fit`.
+          steps_per_epoch: As for `DPModel.fit`.
+          num_records: As for `DPModel.fit`.
+          **settings: Other arguments of `DPModel.fit`.
+
+        Returns:
+          As `DPModel.fit`.
+        """
+        if public_inputs is not None and not self._scores:
+            raise ValueError(
+                "public_inputs are for scoring steps, of compile without an optimizer: leave "
+                "them out, or pass them to dpvi.pilot."
+            )
+        if self._scores and batch_size is None and epochs is None and steps_per_epoch is None:
+            batch_size, steps_per_epoch = num_records or _ALL, NUM_STEPS
+        self._public_inputs = public_inputs
+        sizes = {"batch_size": batch_size, "epochs": epochs or 1}
+        sizes |= {"steps_per_epoch": steps_per_epoch, "num_records": num_records}
+        return super().fit(x, y, **sizes, **settings)
+
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        """See `Hooks.learned_variables`."""
+        scoring = self._model.centred.scoring
+        return [scoring.theta] if self._scores and scoring else super().learned_variables()
+
+    def boundaries(self, num_steps: int) -> Sequence[int]:
+        """See `Hooks.boundaries`."""
+        scoring = self._model.centred.scoring
+        return scoring.boundaries(num_steps) if self._scores and scoring else ()
+
+    def advance(
+        self, step: int, num_steps: int, accumulated: dict[str, Structure], mechanism: Mechanism
+    ) -> None:
+        """See `Hooks.advance`."""
+        scoring = self._model.centred.scoring
+        if scoring is not None:
+            scoring.advance(step, num_steps, accumulated, mechanism)
+
     # ------------------------------------------------------------------ the step
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
         """See `Hooks.clipped_gradient`: of the evidence bound, at draws that a step shares."""
+        scoring = self._model.centred.scoring
+        if self._scores and scoring is not None:
+            return scoring.gradient(spec)
         pairing = self.calibration.pairing_for(self.clip) if self.clipping == "paired" else None
         if pairing is not None:
             return pairing.gradient(
@@ -247,7 +333,9 @@ class DPVI(base.DPModel):
             )
         checks.check_no_locals(self.prior, records)
         checks.check_likelihood(self.bayesian_model, records)
-        if self.clipping == "paired":
+        if self._scores:
+            self._model.centred.prepare(records, self._public_inputs)
+        elif self.clipping == "paired":
             self.calibration.prepare(records, self.gradients, self.num_draws)
 
     def drop_predictions(self) -> None:
@@ -303,7 +391,14 @@ class DPVI(base.DPModel):
 
     def before_fit(self, num_steps: int) -> None:
         """Warns of a prior far wider than this fit can move a parameter."""
-        if self.clipping == "paired":
+        if self._scores and num_steps < LEAST_STEPS:
+            raise ValueError(
+                f"epochs: {num_steps} steps are too few for scoring steps, which need "
+                f"{LEAST_STEPS}: leave batch_size and epochs out, or pass more epochs."
+            )
+        if self._scores:
+            self._model.centred.begin()
+        elif self.clipping == "paired":
             self.calibration.begin(largest_move(self.optimizer, num_steps))
 
     def after_fit(self) -> None:
@@ -316,6 +411,8 @@ class DPVI(base.DPModel):
         released = self.fit_releases
         if released is None:
             return self.calibration.loaded
+        if "lack_of_fit" in released.accumulated:
+            return self._model.centred.posterior(released.accumulated, released.mechanism)
         return self.calibration.posterior(released.accumulated, released.mechanism)
 
     def posterior_summary(self, *, num_draws: int = 4000, seed: int = 0) -> PosteriorSummary:
@@ -331,13 +428,16 @@ class DPVI(base.DPModel):
         draws = posterior_draws(self.posterior, num_draws, seed)
         account = self.privacy_account
         fitted = account.plan is not None or account.progress.steps > 0
-        return summarise(draws, Coordinates(self.prior), self._calibrated(), fitted)
+        calibrated = self._calibrated()
+        log_scales = calibrated is not None and calibrated.log_scales
+        coordinates = Coordinates(self.prior, log_scales=log_scales)
+        return summarise(draws, coordinates, calibrated, fitted)
 
     def released_logs(
         self, accumulated: dict[str, Structure], mechanism: Mechanism
     ) -> dict[str, float]:
         """See `DPModel`."""
-        return self.calibration.logs(accumulated, mechanism)
+        return {} if self._scores else self.calibration.logs(accumulated, mechanism)
 
     def save_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Saves the surrogate's variables, as Keras does, and the calibrated posterior."""
@@ -600,6 +700,7 @@ class ModelParts:
     bayesian_model: BayesianModel
     surrogate: tfd.Distribution
     calibration: Calibration
+    centred: CentredFit
     arguments: dict[str, Any]  # Of the constructor.
 
     @functools.cached_property

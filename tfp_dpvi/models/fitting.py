@@ -228,7 +228,7 @@ def _begin(
     account, target = state.account, compiled.target
     initial_epoch, last_epoch = epochs
     workers = Workers(model.distribute_strategy)
-    check_precision(model, model.trainable_variables)
+    check_precision(model, model.learned_variables())
     mechanism = make_mechanism(model, compiled, data)
     resumed = None
     if backup is not None:
@@ -244,7 +244,7 @@ def _begin(
     planned = (last_epoch - initial_epoch) * data.steps_per_epoch
     if planned:
         model.before_fit(planned)
-    compiled.steps.begin(model.trainable_variables, planned, mechanism.gradient.gains_from_xla)
+    compiled.steps.begin(model.learned_variables(), planned, mechanism.gradient.gains_from_xla)
     public = (
         target,
         state.seed,
@@ -308,12 +308,14 @@ def _learner(model: Model) -> Learner:
         model.stop_training = True
 
     return Learner(
-        variables=lambda: model.trainable_variables,
+        variables=model.learned_variables,
         optimizer=model.optimizer,
         strategy=model.distribute_strategy,
         steps_per_call=lambda: int(steps_per_execution(model).numpy()),
         fault=model.fault_of_variables,
         logs=model.released_logs,
+        boundaries=model.boundaries,
+        advance=model.advance,
         stop=stop,
         # What a callback adds later is no setting.
         settings=frozenset(name for name in vars(model) if not name.startswith("_")),

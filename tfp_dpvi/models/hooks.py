@@ -69,6 +69,19 @@ class Hooks(Protocol):
         This is the curator's check of the data, outside the guarantee.
         """
 
+    def default_optimizer(self, l2_norm_clip: float | None) -> Optimizer:
+        """Returns the optimizer of `compile` without one.
+
+        Args:
+          l2_norm_clip: The clip that `compile` got.
+
+        Raises:
+          ValueError: The model has no such optimizer, or this one takes no clip.
+        """
+
+    def learned_variables(self) -> Sequence[tf.Variable]:
+        """Returns the variables that steps update."""
+
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raises if an optimizer does not fit the model; called by `compile`."""
 
@@ -76,6 +89,25 @@ class Hooks(Protocol):
         """Runs before a fit of so many steps spends privacy."""
 
     # ------------------------------------------------------------------ during and after a fit
+
+    def boundaries(self, num_steps: int) -> Sequence[int]:
+        """Returns the numbers of steps of a fit after which `advance` is called.
+
+        Args:
+          num_steps: The number of steps that the fit plans.
+        """
+
+    def advance(
+        self, step: int, num_steps: int, accumulated: dict[str, Structure], mechanism: Mechanism
+    ) -> None:
+        """Changes variables of the step, from released values, between two steps of a fit.
+
+        Args:
+          step: The number of steps that ran.
+          num_steps: The number that the fit plans.
+          accumulated: The accumulators over released values, by name.
+          mechanism: What released them.
+        """
 
     def drop_predictions(self) -> None:
         """Drops traced predictions that hold values of a fit as constants.

@@ -281,7 +281,7 @@ def load_model(
 def variables_of(model: Model) -> list[tf.Variable]:
     """Returns all variables that a step reads and writes."""
     with model.distribute_strategy.scope():
-        model.optimizer.build(model.trainable_variables)
+        model.optimizer.build(model.learned_variables())
     held = {
         variable.ref(): variable
         for variable in [*model.trainable_variables, *model.non_trainable_variables]

@@ -45,6 +45,10 @@ class Learner:
       fault: Returns a reason to stop, from released values, or None; its argument asks for slower
         checks too.
       logs: Returns logs from accumulators over released values, by name, and their mechanism.
+      boundaries: Returns the numbers of steps after which `advance` is called, for a planned number
+        of steps.
+      advance: `advance(step, num_steps, accumulated, mechanism)` changes variables of the step from
+        released values.
       stop: Ends training after this call.
       settings: Names of the model's settings that the traced step has read.
     """
@@ -55,6 +59,8 @@ class Learner:
     steps_per_call: Callable[[], int]
     fault: Callable[[bool], str | None]
     logs: Callable[[dict[str, Structure], Mechanism], dict[str, float]]
+    boundaries: Callable[[int], Sequence[int]]
+    advance: Callable[[int, int, dict[str, Structure], Mechanism], None]
     stop: Callable[[], None]
     settings: frozenset[str]
 
@@ -320,10 +326,31 @@ class PrivateFit:
     def _run(self, steps: int) -> None:
         """Runs reserved steps, and stops training after the last or where it diverges."""
         first = self._progress.steps
+        start = self._done
         # Counted before they run: a step that fails is charged all the same.
         self._done += steps
         self._progress.steps += steps
         self._progress.epochs += steps / self._data.steps_per_epoch
+        boundaries = self.learner.boundaries(self._planned)
+        inside = [step for step in boundaries if start <= step < self._done]
+        ends = [*(step for step in inside if step > start), self._done]
+        for end in ends:
+            if start in inside:
+                self.learner.advance(start, self._planned, self.accumulated, self.mechanism)
+            self._run_steps(first, end - start)
+            first += end - start
+            start = end
+        if self._done == self._allowed < self._planned:
+            _LOG.warning(
+                "Training stops after %d of %d steps: the budget allows no more.",
+                self._allowed,
+                self._planned,
+            )
+            self.learner.stop()
+        self._stop_if_diverged()
+
+    def _run_steps(self, first: int, steps: int) -> None:
+        """Runs steps, of which the first has this number."""
         key = self._key if self._tapes is None else self._tapes.keystream
         calls = self._data.calls(steps, key, first, self._compiled.uses_xla)
         for num_steps, sampler, tensors in calls:
@@ -333,14 +360,6 @@ class PrivateFit:
                 num = tf.constant(num_of_key, tf.int64)
                 self.state = run_steps(self.state, num, tensors, words, mechanism.noise)
             first += num_steps
-        if self._done == self._allowed < self._planned:
-            _LOG.warning(
-                "Training stops after %d of %d steps: the budget allows no more.",
-                self._allowed,
-                self._planned,
-            )
-            self.learner.stop()
-        self._stop_if_diverged()
 
     def _keys(self, first: int, steps: int) -> Iterable[tuple[int, tf.Tensor]]:
         """Returns numbers of steps with the argument `key` of their call."""

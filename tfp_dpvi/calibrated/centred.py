@@ -1,0 +1,262 @@
+"""The centred clip: scores in whitened coordinates, clipped about a centre that the model implies.
+
+With g(y) the score of a record and W a public matrix, `u(y) = W (g(y) - a)`, and the centre a of
+each record solves `E clip(u(y)) = 0` over outcomes y of the model given the record's x. Then
+`psi = clip(u)` has mean zero at the true parameters for every clip, every W and every distribution
+of x (conditionally unbiased estimation of bounded influence: Kuensch, Stefanski and Carroll 1989).
+For outcomes of few values the expectation is a sum. For others it is a mean over the record and K
+twins, which at the true parameters are exchangeable with the record, so that psi is unbiased for
+each K. After a few iterations the rest `r = E clip(u)` is subtracted and `C / (C + |r|)` multiplied:
+both keep the mean of zero and the bound C.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.calibrated.clip import in_block, initial_blocks
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.clip import Clip, tiny
+from tfp_dpvi.gradients.joint import JointRelease, Released
+from tfp_dpvi.privacy import Sensitivity
+
+# Fixed-point steps for the centre.
+_ITERATIONS = 5
+# Bound on psi . u, in squares of the clip.
+_SCALE_CAP = 3.0
+# Squared noise multipliers of the joint releases over the gradient's.
+_MATRIX_NOISE = 8.8
+_SCALAR_NOISE = 44.0
+
+
+class CentredScores(NamedTuple):
+    """The centred clip of n records, and what their model expects of it: exact, *not private*.
+
+    Attributes:
+      psi: The clipped scores of the records' outcomes, shape [n, d], each of norm at most C.
+      rows: J rows for each record, shape [n, J, d]. Their outer products sum to the expected
+        `f u u^T`, whose trace is cut to C^2; f is the clip's factor.
+      scale: The expected `min(f |u|^2, 3 C^2)`, shape [n].
+      expected: The expected `|psi|^2`, shape [n], at most C^2.
+      slope: Two sets of J rows for each record, whose products sum to the expected `psi u^T`.
+    """
+
+    psi: tf.Tensor
+    rows: tf.Tensor
+    scale: tf.Tensor
+    expected: tf.Tensor
+    slope: tuple[tf.Tensor, tf.Tensor]
+
+
+def centre_two_outcomes(
+    difference: tf.Tensor, probability: tf.Tensor, outcome: tf.Tensor, bound: float
+) -> CentredScores:
+    """Returns the centred clip for outcomes 0 and 1, in closed form.
+
+    With v the whitened difference of both scores and p the probability of 1, the whitened scores
+    are `(y - p) v`, and `psi = (y - p) w v` with `w = min(1, C / (|v| max(p, 1 - p)))`.
+
+    Args:
+      difference: v, shape [n, d].
+      probability: p, shape [n].
+      outcome: y, 0 or 1, shape [n].
+      bound: The clip C.
+    """
+    square = _squares(difference)
+    larger = tf.maximum(probability, 1.0 - probability)
+    weight = bound / tf.maximum(bound, tf.sqrt(square) * larger)
+    variance = probability * (1.0 - probability)
+    slope = variance * weight
+    trace = slope * square
+    kept = slope * _at_most(trace, bound**2)
+    row = difference[:, None]
+    return CentredScores(
+        psi=((outcome - probability) * weight)[:, None] * difference,
+        rows=tf.sqrt(kept)[:, None, None] * row,
+        scale=tf.minimum(trace, _SCALE_CAP * bound**2),
+        expected=slope * weight * square,
+        slope=(slope[:, None, None] * row, row),
+    )
+
+
+def centre_outcomes(
+    scores: tf.Tensor,
+    weights: tf.Tensor,
+    model_weights: tf.Tensor,
+    observed: tf.Tensor,
+    bound: float,
+    iterations: int = _ITERATIONS,
+) -> CentredScores:
+    """Returns the centred clip for J outcomes of each record.
+
+    Args:
+      scores: Whitened scores, shape [n, J, d].
+      weights: Weights of the outcomes for the centre, which sum to 1, shape [n, J]: probabilities
+        of all outcomes; or 1 / J each for the record's outcome and J - 1 twins.
+      model_weights: The same for what the model expects, shape [n, J]: for twins without the
+        record's own outcome.
+      observed: 1 at the record's outcome and else 0, shape [n, J].
+      bound: The clip C.
+      iterations: The number of fixed-point steps for the centre.
+    """
+    centre = _mean(weights, scores)
+    for _ in range(iterations):
+        factors = weights * _factor(_squares(scores - centre[:, None]), bound)
+        total = tf.reduce_sum(factors, axis=1, keepdims=True)
+        centre = _mean(factors / total, scores)
+    away = scores - centre[:, None]
+    square = _squares(away)
+    factor = _factor(square, bound)
+    clipped = factor[..., None] * away
+    rest = _mean(weights, clipped)
+    shrink = bound / (bound + tf.sqrt(_squares(rest)))
+    psi = shrink[:, None, None] * (clipped - rest[:, None])
+    trace = factor * square
+    kept = model_weights * factor * _at_most(trace, bound**2)
+    return CentredScores(
+        psi=tf.reduce_sum(observed[..., None] * psi, axis=1),
+        rows=tf.sqrt(kept)[..., None] * away,
+        scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=1),
+        expected=tf.reduce_sum(model_weights * _squares(psi), axis=1),
+        slope=(model_weights[..., None] * psi, away),
+    )
+
+
+def _squares(rows: tf.Tensor) -> tf.Tensor:
+    """Returns squared norms, never too small."""
+    return tf.reduce_sum(tf.square(rows), axis=-1) + rows.shape[-1] * tiny(rows.dtype)
+
+
+def _factor(square: tf.Tensor, bound: float) -> tf.Tensor:
+    """Returns min(1, C / norm)."""
+    return bound / tf.maximum(bound, tf.sqrt(square))
+
+
+def _at_most(value: tf.Tensor, most: float) -> tf.Tensor:
+    """Returns the factor that cuts a value to a bound."""
+    return most / tf.maximum(most, value)
+
+
+def _mean(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(weights[..., None] * rows, axis=1)
+
+
+def centred_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:
+    """Returns the joint releases of a centred clip: curvature, what was clipped, lack of fit.
+
+    Args:
+      size: The number d of parameters that the likelihood reads.
+      clip: The clip C.
+    """
+    return (CentredCurvature(size, clip), CentredScale(clip), LackOfFit(clip))
+
+
+class CentredCurvature(JointRelease):
+    """The sum of the expected, capped `f u u^T` over records; and released sums by blocks of steps.
+
+    It is an expectation over the model's outcomes given x, so that it holds for every distribution
+    of x and does not depend on a record's outcome but through its centre.
+
+    Args:
+      size: The number d of parameters; the sum has shape [d, d].
+      clip: The clip C.
+
+    #### Formal guarantee
+
+    A record's term is positive semi-definite with trace at most C^2, hence of Frobenius norm at
+    most C^2; two such terms differ by at most `sqrt(2) C^2`, or `C^2` for d = 1.
+    """
+
+    name = "curvature"
+    noise_ratio = math.sqrt(_MATRIX_NOISE)
+    sensitivity = Sensitivity()
+
+    def __init__(self, size: int, clip: Clip) -> None:
+        self.shape = (size, size)
+        square = clip.unit**2
+        self.sensitivity = Sensitivity(square, square * (math.sqrt(2.0) if size > 1 else 1.0))
+        self._size = size
+
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """See `JointRelease`."""
+        # A long float32 sum can exceed the sensitivity by rounding.
+        rows = tf.cast(per_example.extra["rows"], tf.float64)
+        rows = tf.reshape(rows, [-1, self._size])
+        return tf.linalg.matmul(rows, rows, transpose_a=True)
+
+    def initial(self) -> Structure:
+        """Returns zero sums of shape `[NUM_BLOCKS, ...]`."""
+        vector = [self._size]
+        matrix = [self._size, self._size]
+        return initial_blocks({"steps": [], "theta": vector, "gradient": vector, "matrix": matrix})
+
+    def accumulate(self, total: Structure, released: Released) -> Structure:
+        """See `JointRelease`."""
+        (gradient,) = released.gradient
+        values = {
+            "steps": tf.ones([], tf.float64),
+            "theta": released.public,
+            "gradient": gradient,
+            "matrix": (released.mean + tf.transpose(released.mean)) / 2.0,
+        }
+        return {name: total[name] + in_block(released, value) for name, value in values.items()}
+
+
+class _Scalar(JointRelease):
+    """A sum of bounded scalars, accumulated by blocks of steps."""
+
+    noise_ratio = math.sqrt(_SCALAR_NOISE)
+    sensitivity = Sensitivity()
+
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """See `JointRelease`."""
+        return tf.reduce_sum(tf.cast(per_example.extra[self.name], tf.float64))
+
+    def initial(self) -> Structure:
+        """Returns zero sums of shape `[NUM_BLOCKS]`."""
+        return initial_blocks({"sum": []})["sum"]
+
+    def accumulate(self, total: Structure, released: Released) -> Structure:
+        """See `JointRelease`."""
+        return total + in_block(released, released.mean)
+
+
+class CentredScale(_Scalar):
+    """The sum of the expected `min(f |u|^2, 3 C^2)`; its excess over the curvature's trace was cut.
+
+    Args:
+      clip: The clip C.
+
+    #### Formal guarantee
+
+    A record's term lies between 0 and 3 C^2, which bounds A and D.
+    """
+
+    name = "scale"
+
+    def __init__(self, clip: Clip) -> None:
+        most = _SCALE_CAP * clip.unit**2
+        self.sensitivity = Sensitivity(most, most)
+
+
+class LackOfFit(_Scalar):
+    """The sum of `|psi|^2` less what the model expects of it given x.
+
+    At the true parameters its mean is zero for every distribution of x; under a wrong likelihood it
+    is not.
+
+    Args:
+      clip: The clip C.
+
+    #### Formal guarantee
+
+    A record's term lies between -C^2 and C^2.
+    """
+
+    name = "lack_of_fit"
+
+    def __init__(self, clip: Clip) -> None:
+        square = clip.unit**2
+        self.sensitivity = Sensitivity(square, 2.0 * square)

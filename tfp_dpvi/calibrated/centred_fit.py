@@ -1,0 +1,221 @@
+"""The state of a model that learns by scoring steps, and its posterior."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
+from tfp_dpvi.calibrated import mixture as mixtures
+from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, check_posterior, widths
+from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
+from tfp_dpvi.calibrated.requirements import CannotPairError
+from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.whitening import NormalPrior
+from tfp_dpvi.data import Records, make_records
+from tfp_dpvi.data.shapes import specs_of
+from tfp_dpvi.training import Mechanism
+
+LOG = logging.getLogger("tfp_dpvi")
+# Steps over all records, unless the user sets epochs.
+NUM_STEPS = 160
+# Below, the first steps find no coordinates.
+LEAST_STEPS = 60
+_NUM_INPUTS = 512
+_NUM_DRAWS = 4096
+_HELP = "Pass public_inputs, or an optimizer to compile, such as DPKerasAdamOptimizer."
+
+
+class CentredFit:
+    """The state of a model that learns by scoring steps.
+
+    Args:
+      model: Prior and likelihood.
+
+    Attributes:
+      scoring: The steps for the last kind of records, or None before the first fit.
+    """
+
+    def __init__(self, model: BayesianModel) -> None:
+        self._model = model
+        self._kind: str | None = None
+        self.scoring: Scoring | None = None
+        self._computed: tuple[Any, Calibrated | None] = (None, None)
+
+    def prepare(self, records: Records, public_inputs: Structure | None) -> None:
+        """Checks that scoring steps apply to records of these shapes and dtypes.
+
+        Args:
+          records: The records of a fit, whose values are not read.
+          public_inputs: Public inputs like the private ones, or None.
+
+        Raises:
+          ValueError: They do not apply, or there are no public inputs where they are needed.
+        """
+        kind = str(specs_of(records, 1))
+        if self.scoring is None or kind != self._kind:
+            try:
+                pairing = Pairing(self._model, records, log_scales=True)
+            except CannotPairError as reason:
+                raise ValueError(
+                    f"compile without an optimizer does not apply: {reason}.\n"
+                    "Pass an optimizer, such as DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+                ) from reason
+            self.scoring = Scoring(pairing, self._inputs_like(records, public_inputs))
+            self._kind = kind
+        elif public_inputs is not None:
+            self.scoring.set_inputs(self._inputs_like(records, public_inputs))
+
+    def _inputs_like(self, records: Records, public_inputs: Structure | None) -> Structure:
+        """Returns public inputs, or standard ones of the records' shapes."""
+        if self._model.generative or public_inputs is None:
+            generator = np.random.default_rng(0)
+            return tf.nest.map_structure(lambda part: _standard(part, generator), records.x)
+        inputs = make_records(public_inputs, None, None, dtype=self._model.dtype, validate=True).x
+        wanted, got = (
+            tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
+            for each in (records.x, inputs)
+        )
+        if wanted != got:
+            raise ValueError(
+                f"public_inputs have the shapes and dtypes {got} of a record, and x has {wanted}: "
+                "pass public or invented records of the same columns."
+            )
+        return inputs
+
+    def begin(self) -> None:
+        """Runs before a fit spends privacy."""
+
+    def posterior(
+        self, accumulated: dict[str, Structure], mechanism: Mechanism
+    ) -> Calibrated | None:
+        """Returns the posterior of the last fit; warns of what its checks say, once.
+
+        Args:
+          accumulated: The fit's accumulators over released values, by name.
+          mechanism: The mechanism that released them.
+        """
+        if self._computed[0] is accumulated or self.scoring is None:
+            return self._computed[1]
+        posterior = None
+        try:
+            posterior = centred_posterior(self.scoring, accumulated, mechanism)
+        except FAILURES as error:
+            LOG.warning(
+                "The released values give no posterior (%s): `posterior` is the surrogate, which "
+                "has learned nothing.",
+                error,
+            )
+        self._computed = (accumulated, posterior)
+        for sentence in () if posterior is None else posterior.checks.warnings:
+            LOG.warning("Do not trust the posterior's intervals: %s.", sentence)
+        return posterior
+
+
+def _standard(part: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Returns standard normal or random boolean inputs of a record's shape."""
+    shape = (_NUM_INPUTS, *part.shape[1:])
+    if part.dtype.kind == "f":
+        return generator.normal(size=shape).astype(part.dtype)
+    if part.dtype.kind == "b":
+        return generator.uniform(size=shape) < 0.5
+    raise ValueError(
+        f"public_inputs: x has integers of shape {part.shape[1:]}, whose values are not known "
+        f"before a fit.\n{_HELP}"
+    )
+
+
+def centred_posterior(
+    scoring: Scoring, accumulated: dict[str, Structure], mechanism: Mechanism
+) -> Calibrated:
+    """Returns the posterior from the window's releases.
+
+    Args:
+      scoring: The steps that were made.
+      accumulated: Their accumulators over released values, by name.
+      mechanism: The mechanism that released them.
+
+    Raises:
+      ValueError, np.linalg.LinAlgError: The releases give no posterior.
+
+    #### Formal guarantee
+
+    A function of released and public values: post-processing, at no further cost.
+    """
+    coordinates, index = scoring.pairing.coordinates, scoring.pairing.index
+    generator = np.random.default_rng(0)
+    curvatures, whitening = scoring.window(accumulated, mechanism)
+    window = curvatures.window
+    # Everything is in units of the prior's standard deviations, so that no unit matters.
+    draws = coordinates.prior_draws(_NUM_DRAWS)
+    unit = draws.std(axis=0)
+    to_phi = np.linalg.inv(whitening.T) * unit[index]
+    in_phi = LinearLikelihood.from_window(
+        window, curvatures.slopes, curvatures.matrices, np.arange(len(index))
+    )
+    likelihood = LinearLikelihood(
+        index, to_phi.T @ in_phi.precisions @ to_phi, in_phi.linear @ to_phi
+    )
+
+    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = coordinates.log_density(points * unit)
+        return value, gradient * unit
+
+    normal = mixtures.gaussian_prior(log_prior, draws[:64] / unit)
+    if normal is not None:
+        scaled = mixtures.exact_mixture(likelihood, *normal)
+    else:
+        near = NormalPrior.of_draws(draws / unit)
+        guess = mixtures.exact_mixture(likelihood, near.precision, near.precision @ near.mean)
+        start = guess.sample(256, generator)
+        scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
+    mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
+    noise = window.score_sd**2 * np.eye(len(index))
+    shares = mixtures.variance_shares(
+        to_phi.T @ curvatures.slopes.mean(axis=0) @ to_phi,
+        to_phi.T @ (window.simulation * curvatures.matrices.mean(axis=0)) @ to_phi,
+        to_phi.T @ noise @ to_phi,
+        scaled,
+        index,
+        log_prior,
+    )
+    checks = _checks(scoring, curvatures, mixture, whitening, draws, generator)
+    distribution = mixture_distribution(mixture, coordinates)
+    return Calibrated(mixture, distribution, checks, window.num_steps, shares, log_scales=True)
+
+
+def _checks(
+    scoring: Scoring,
+    curvatures: Any,
+    mixture: Mixture,
+    whitening: np.ndarray,
+    draws: np.ndarray,
+    generator: np.random.Generator,
+) -> Checks:
+    """Returns the checks, in whitened coordinates and of single parameters."""
+    coordinates, index = scoring.pairing.coordinates, scoring.pairing.index
+    to_phi = np.linalg.inv(whitening.T)
+    in_phi = Mixture(mixture.locs[:, index] @ to_phi.T, to_phi @ mixture.scales[:, index])
+    found = check_posterior(
+        curvatures.window,
+        curvatures.slopes,
+        curvatures.matrices,
+        in_phi,
+        np.arange(len(index)),
+    )
+    unknown = np.full(coordinates.num, math.nan)
+    try:
+        width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))
+    except (*LIKELIHOOD_ERRORS, np.linalg.LinAlgError):
+        width = unknown
+    return found.with_fit(
+        curvatures.lack_of_fit,
+        curvatures.lack_of_fit / max(curvatures.lack_of_fit_sd, 1e-12),
+        ParameterChecks(coordinates.names, unknown, unknown, width),
+    )

@@ -1,0 +1,428 @@
+"""Scoring steps: a fit in whitened coordinates, whose steps need no learning rate.
+
+In the first steps W follows the information at public inputs and the present parameters. Then the
+releases of a few steps say whether the private inputs resemble the public ones; if they do not,
+better coordinates are formed from these releases. The last steps, the window, keep their
+coordinates, and the posterior is computed from what they released.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Structure, function_of_model, tf
+from tfp_dpvi.calibrated.centred import centred_releases
+from tfp_dpvi.calibrated.clip import NUM_BLOCKS
+from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.scores import ModelScores, model_scores, possible_values
+from tfp_dpvi.calibrated.twins import simulate_twins
+from tfp_dpvi.calibrated.whitening import (
+    Curvatures,
+    NormalPrior,
+    ReleasedSums,
+    SimulatedMoments,
+    draw_curvatures,
+    log_mean,
+    symmetric,
+    whitening_of,
+)
+from tfp_dpvi.gradients import Clip, ClippedGradient, ClippedSum, StepGradient, StepSpec
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.vmap import weighted_sum
+from tfp_dpvi.training import Mechanism
+
+# Twins of outcomes with many values.
+NUM_TWINS = 4
+# Blocks of steps in public coordinates, and blocks before the window.
+_PUBLIC = 3
+_BURN_IN = 5
+# Public inputs that are used, and how often the coordinates follow the parameters.
+_NUM_INPUTS = 512
+_NUM_REFRESHES = 24
+_NUM_GAINS = 8
+# Gains of the first and of the last steps: 1 would be a Newton step.
+_FIRST_GAIN = 1.0
+_LAST_GAIN = 0.04
+# The longest step, in whitened units over d: standard deviations of a record's information.
+_LONGEST = 2.0
+# Where information vanishes, steps wander over at most this share of the prior's width.
+_WANDER = 0.3
+# Of the noise's spectral radius, the least eigenvalue of the curvature that forms coordinates.
+_FLOOR = 0.1
+# The probability that public inputs resemble the private ones, from which coordinates are kept.
+_LEAST_RESEMBLANCE = 0.5
+# Directions without information at the start, of exchangeable components, start this far apart in
+# the prior's standard deviations.
+_APART = 0.5
+_NO_INFORMATION = 1e-9
+_NUM_PRIOR_DRAWS = 4096
+
+
+class FitCoordinates(NamedTuple):
+    """The coordinates of some steps.
+
+    Attributes:
+      whitening: W, shape [d, d].
+      trusted: Whether they are those of public inputs, which the private ones resemble.
+    """
+
+    whitening: np.ndarray
+    trusted: bool
+
+
+class Slope(NamedTuple):
+    """What a Newton step inverts, in whitened coordinates and per record.
+
+    Attributes:
+      per_record: The slope of the expected psi, and the prior's part, shape [d, d].
+      shrink: The slope over the information: at most 1, since scores are clipped.
+    """
+
+    per_record: np.ndarray
+    shrink: float
+
+
+class Scoring:
+    """The state of fits by scoring steps.
+
+    Args:
+      pairing: The model's coordinates and simulation.
+      x: Public inputs like the private ones, as arrays of n rows.
+
+    Attributes:
+      pairing: The model's coordinates and simulation.
+      size: The number d of parameters that the likelihood reads.
+      clip: The clip, 1: scores are whitened to a mean square of 1.
+      num_records: The public number N of records.
+      num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
+      theta: A variable, the parameters, shape [d].
+    """
+
+    def __init__(self, pairing: Pairing, x: Structure) -> None:
+        self.pairing = pairing
+        self.size = len(pairing.index)
+        self.clip = Clip(1.0)
+        self.num_records = 1
+        dtype = pairing.coordinates.dtype
+        draws = pairing.coordinates.prior_draws(_NUM_PRIOR_DRAWS)
+        self._rest = tf.constant(draws.mean(axis=0), dtype)
+        self.prior = NormalPrior.of_draws(draws[:, pairing.index])
+        self._order = np.argsort(
+            np.concatenate(
+                [
+                    np.full(pairing.coordinates.sizes[part], pairing.coordinates.sizes[part] > 1)
+                    for part in pairing.parameters_read
+                ]
+            ),
+            kind="stable",
+        )
+        self.set_inputs(x)
+        self.theta = tf.Variable(self.prior.mean, dtype=dtype, trainable=False, name="theta")
+        square = np.eye(self.size)
+        self._whitening = tf.Variable(square, dtype=dtype, trainable=False, name="whitening")
+        self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
+        self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
+        self.num_twins = 0 if self._enumerates() else NUM_TWINS
+        self._simulate = function_of_model(self._simulated_sums)
+        scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
+        self._coordinates = FitCoordinates(np.diag(scales), trusted=True)
+        self._slope = Slope(square, 1.0)
+
+    def _enumerates(self) -> bool:
+        found: list[bool] = []
+
+        def probe() -> tf.Tensor:
+            distribution = self.pairing.distribution(self._rest, self._x)
+            found.append(not self.pairing.generative and possible_values(distribution) is not None)
+            return tf.zeros([])
+
+        tf.function(probe, autograph=False).get_concrete_function()
+        return found[-1]
+
+    # ------------------------------------------------------------------ the step
+
+    def vector(self) -> tf.Tensor:
+        """Returns all coordinates, shape [D]."""
+        index = self.pairing.index[:, None]
+        return tf.tensor_scatter_nd_update(self._rest, index, self.theta)
+
+    def set_inputs(self, x: Structure) -> None:
+        """Sets the public inputs of later fits, arrays of n rows."""
+        self._x = tf.nest.map_structure(lambda part: tf.constant(part[:_NUM_INPUTS]), x)
+
+    def gradient(self, spec: StepSpec) -> ClippedGradient:
+        """Returns the centred clip, with its joint releases; pulled back it is a scoring step.
+
+        Args:
+          spec: The public size of a step; its number of records holds until the next call.
+        """
+        self.num_records = spec.num_records
+        clip = self.clip
+
+        def draw(key: tf.Tensor) -> StepGradient:
+            del key
+            vector = self.vector()
+            whitening = tf.convert_to_tensor(self._whitening)
+
+            def clip_batch(
+                records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor
+            ) -> tuple[ClippedSum, PerExample]:
+                scores = self._scores(vector, whitening, records, mask, key)
+                return _clipped_sum(scores, clip)
+
+            def pull_back(released: list[tf.Tensor]) -> list[tf.Tensor]:
+                return [-self._step(released[0])]
+
+            return StepGradient(
+                clip_batch,
+                [tf.zeros_like(self.theta)],
+                pull_back=pull_back,
+                public=tf.identity(self.theta),
+            )
+
+        identity = ("centred", self.pairing.parameters_read, self.num_twins)
+        releases = centred_releases(self.size, clip)
+        return ClippedGradient(draw, clip, joint=releases, identity=identity)
+
+    def _scores(
+        self,
+        vector: tf.Tensor,
+        whitening: tf.Tensor,
+        records: dict[str, Structure],
+        mask: tf.Tensor,
+        key: tf.Tensor,
+    ) -> ModelScores:
+        return model_scores(
+            self.pairing,
+            vector,
+            whitening,
+            records,
+            mask,
+            key,
+            bound=self.clip.bound,
+            num_twins=self.num_twins or NUM_TWINS,
+        )
+
+    def _step(self, mean: tf.Tensor) -> tf.Tensor:
+        """Returns the change of theta from the noisy mean of psi."""
+        away = self.theta - tf.constant(self.prior.mean, self.theta.dtype)
+        pull = mean - tf.linalg.matvec(self._prior_pull, away)
+        step = tf.linalg.matvec(self._gain, pull)
+        longest = _LONGEST * self.size
+        step *= longest / tf.maximum(longest, tf.norm(step))
+        return tf.linalg.matvec(self._whitening, step, transpose_a=True)
+
+    # ------------------------------------------------------------------ between steps
+
+    @staticmethod
+    def _ends(num_steps: int) -> tuple[int, int]:
+        """Returns the first step after the public coordinates, and the first of the window."""
+        public, window = (-(-num_steps * blocks // NUM_BLOCKS) for blocks in (_PUBLIC, _BURN_IN))
+        return public, window
+
+    def boundaries(self, num_steps: int) -> list[int]:
+        """Returns the steps before which `advance` is to be called, increasing, the first 0.
+
+        Args:
+          num_steps: The number of steps that the fit plans.
+        """
+        public, window = self._ends(num_steps)
+        refreshes = np.linspace(0, public, min(public, _NUM_REFRESHES) + 1)
+        gains = np.linspace(public, window, min(window - public, _NUM_GAINS) + 1)
+        return sorted({round(float(step)) for step in (*refreshes, *gains)})
+
+    def advance(
+        self, step: int, num_steps: int, accumulated: dict[str, Any], mechanism: Mechanism
+    ) -> None:
+        """Prepares the next steps, from released and public values: post-processing.
+
+        Args:
+          step: The number of the fit's steps that ran, one of `boundaries`.
+          num_steps: The number of steps that the fit plans.
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that releases.
+        """
+        public, window = self._ends(num_steps)
+        if step <= public:
+            self._follow_public_inputs()
+        elif step == window:
+            self._use_releases(accumulated, mechanism)
+        place = min(1.0, step / window)
+        gain = _LAST_GAIN + (_FIRST_GAIN - _LAST_GAIN) * (1.0 + math.cos(math.pi * place)) / 2.0
+        self._set_gain(gain, mechanism)
+
+    def _follow_public_inputs(self) -> None:
+        """Takes coordinates from the information at public inputs and the present parameters."""
+        theta = self._theta()
+        information = self._moments(theta, self._coordinates.whitening).information
+        self._use(whitening_of(information + self._prior_per_record(), self._order), trusted=True)
+        moments = self._moments(theta, self._coordinates.whitening)
+        whitening = self._coordinates.whitening
+        self._set_target(symmetric(whitening @ moments.information @ whitening.T), moments)
+
+    def _use(self, whitening: np.ndarray, *, trusted: bool) -> None:
+        """Sets the coordinates."""
+        self._coordinates = FitCoordinates(whitening, trusted)
+        self._whitening.assign(whitening)
+        self._prior_pull.assign(whitening @ self._prior_per_record())
+
+    def _set_target(self, information: np.ndarray, moments: SimulatedMoments) -> None:
+        """Sets the slope per record that steps invert: that of psi, and the prior's part."""
+        shrink = float(np.clip(np.trace(moments.slope) / np.trace(information), 0.05, 1.0))
+        prior = self.prior.whitened(self._coordinates.whitening) / self.num_records
+        self._slope = Slope(shrink * information + prior, shrink)
+
+    def _set_gain(self, gain: float, mechanism: Mechanism) -> None:
+        """Sets the share of a Newton step that a step makes, cut where noise would dominate."""
+        noise = self.size * mechanism.deviations[0] / mechanism.expected_batch_size
+        prior = np.trace(self.prior.whitened(self._coordinates.whitening)) / self.size
+        # Times a step's standard deviation, which a clip that bites makes larger.
+        width = self._slope.shrink / math.sqrt(prior)
+        most = 2.0 * (_WANDER * width / noise) ** 2 if noise else math.inf
+        self._gain.assign(min(gain, most) * np.linalg.inv(self._slope.per_record))
+
+    def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
+        """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
+        curvatures = self.curvatures(accumulated, mechanism, np.arange(_PUBLIC, _BURN_IN))
+        whitening, num = self._coordinates.whitening, self.num_records
+        likelihood = LinearLikelihood.from_window(
+            curvatures.window, curvatures.slopes, curvatures.matrices, np.arange(self.size)
+        )
+        precision = self.prior.whitened(whitening)
+        mixture = exact_mixture(
+            likelihood, precision, whitening @ self.prior.precision @ self.prior.mean
+        )
+        step = mixture.mean - curvatures.window.theta
+        step *= min(1.0, 2.0 * _LONGEST * self.size / max(np.linalg.norm(step), 1e-12))
+        self.theta.assign(whitening.T @ (curvatures.window.theta + step))
+        if curvatures.resembles >= _LEAST_RESEMBLANCE:
+            return
+        radius = curvatures.kappa * curvatures.window.matrix_sd * math.sqrt(2.0 * self.size)
+        floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))
+        slope = log_mean(curvatures.slopes, floor) / num
+        information = slope / self._slope.shrink
+        relative = whitening_of(information + precision / num, np.arange(self.size))
+        self._use(relative @ whitening, trusted=False)
+        moments = self._moments(self._theta(), self._coordinates.whitening)
+        self._set_target(symmetric(relative @ information @ relative.T), moments)
+
+    def curvatures(
+        self, accumulated: dict[str, Any], mechanism: Mechanism, used: np.ndarray
+    ) -> Curvatures:
+        """Returns draws of the curvature from the releases of some blocks of steps.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that released them.
+          used: The numbers of the blocks, all in the present coordinates.
+
+        Raises:
+          ValueError: The blocks have too few steps.
+        """
+        arrays = tf.nest.map_structure(np.asarray, accumulated)
+        used = used[arrays["curvature"]["steps"][used] > 0]
+        if len(used) < 2:
+            raise ValueError("the fit was too short")
+        cut = len(used) // 2
+        released, first, second = (
+            ReleasedSums.of_blocks(arrays, mechanism, part)
+            for part in (used, used[:cut], used[cut:])
+        )
+        whitening, trusted = self._coordinates
+        away = np.linalg.solve(whitening.T, first.theta - second.theta)
+        return draw_curvatures(
+            released,
+            self._moments(released.theta, whitening),
+            whitening,
+            num_records=self.num_records,
+            clip=self.clip.bound,
+            num_twins=self.num_twins,
+            trusted=trusted,
+            halves=(first.score - second.score, away),
+            half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
+            generator=np.random.default_rng(0),
+        )
+
+    def window(
+        self, accumulated: dict[str, Any], mechanism: Mechanism
+    ) -> tuple[Curvatures, np.ndarray]:
+        """Returns draws of the curvature from the window's releases, and its W."""
+        blocks = np.arange(_BURN_IN, NUM_BLOCKS)
+        return self.curvatures(accumulated, mechanism, blocks), self._coordinates.whitening
+
+    # ------------------------------------------------------------------ simulation
+
+    def _prior_per_record(self) -> np.ndarray:
+        return self.prior.precision / self.num_records
+
+    def _theta(self) -> np.ndarray:
+        theta: np.ndarray = self.theta.numpy().astype(np.float64)
+        return theta
+
+    def _moments(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+        vector = self._rest.numpy().copy()
+        vector[self.pairing.index] = theta
+        sums = self._simulate(
+            tf.constant(vector, self.theta.dtype),
+            tf.constant(whitening, self.theta.dtype),
+            self._x,
+            tf.constant([0, 1], tf.int64),
+        )
+        sums = {name: part.numpy().astype(np.float64) for name, part in sums.items()}
+        num = max(float(sums["num"]), 1.0)
+        back = np.linalg.inv(whitening)
+        return SimulatedMoments(
+            information=symmetric(back @ sums["information"] @ back.T) / num,
+            matrix=symmetric(sums["matrix"]) / num,
+            slope=symmetric(sums["slope"]) / num,
+            scale=float(sums["scale"]) / num,
+            expected=float(sums["expected"]) / num,
+        )
+
+    def _simulated_sums(
+        self, vector: tf.Tensor, whitening: tf.Tensor, x: Structure, key: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        num = tf.nest.flatten(x)[0].shape[0]
+        rows = {"x": x} if self.pairing.generative else {"x": x, "y": ()}
+        distribution = self.pairing.distribution(vector, x)
+        seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
+        outcomes, usable = simulate_twins(distribution, rows, seed)
+        records = {"x": outcomes} if self.pairing.generative else {"x": x, "y": outcomes}
+        scores = self._scores(vector, whitening, records, tf.fill([num], True) & usable, key)
+        centred = scores.centred
+        return {
+            "num": tf.reduce_sum(tf.cast(scores.usable, vector.dtype)),
+            "information": tf.einsum(
+                "nj,nja,njb->ab", scores.weights, scores.whitened, scores.whitened
+            ),
+            "matrix": tf.einsum("nja,njb->ab", centred.rows, centred.rows),
+            "slope": tf.einsum("nja,njb->ab", *centred.slope),
+            "scale": tf.reduce_sum(centred.scale),
+            "expected": tf.reduce_sum(centred.expected),
+        }
+
+
+def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExample]:
+    """Returns the sum of centred scores with its sensitivity, and the values of joint releases."""
+    psi, centred = scores.centred.psi, scores.centred
+    psi = tf.where(scores.usable[:, None], psi, tf.zeros_like(psi))
+    kept = tf.cast(scores.usable, psi.dtype)
+    extra = {
+        "rows": tf.where(scores.usable[:, None, None], centred.rows, tf.zeros_like(centred.rows)),
+        "scale": tf.where(scores.usable, centred.scale, tf.zeros_like(centred.scale)),
+        "lack_of_fit": tf.where(
+            scores.usable,
+            tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
+            tf.zeros_like(centred.expected),
+        ),
+    }
+    total = weighted_sum(psi, kept)
+    clipped = scores.usable & (centred.scale < 0.0)
+    return ClippedSum([total], clip), PerExample(
+        scores.losses, clipped, scores.usable, gradients=[psi], extra=extra
+    )

@@ -1,0 +1,311 @@
+"""Whitened coordinates: `theta = W^T phi`, in which each record's information is near I / d.
+
+A whitened score then has a mean square of 1, which is the clip: there is none to choose. Everything
+here is NumPy in float64, from public or released values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from scipy import linalg
+
+from tfp_dpvi.calibrated.curvature import CurvaturePrior, draw_curvature
+from tfp_dpvi.calibrated.window import Window
+from tfp_dpvi.training import Mechanism
+
+# Degrees of freedom of the curvature's prior over d, with equal weights.
+_DEGREES = (0.5, 2.0, 8.0, 32.0)
+# From these degrees on the private inputs resemble the public ones.
+_LEAST_ALIKE = 8.0
+_LOG_FACTOR_SD = 0.5
+_KAPPA_SD = 0.4
+# Relative to the mean of the diagonal.
+_RIDGE = 1e-3
+# Prior standard deviation of the logarithm of a parameter's scale, at public inputs over private.
+_SCALE_SD = 0.75
+
+
+def whitening_of(information: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Returns W with `W information W^T = I / d`, from a Cholesky factor.
+
+    A shift or a scale of inputs or outcomes changes the parameters by a triangular matrix, if
+    intercepts come first, and then leaves `W g` as it is.
+
+    Args:
+      information: Symmetric and positive definite, shape [d, d].
+      order: The coordinates in the order of the factor, shape [d].
+    """
+    scale = 1.0 / np.sqrt(np.diag(information))
+    relative = scale[:, None] * information * scale
+    lower = linalg.cholesky(relative[np.ix_(order, order)], lower=True)
+    whitening = np.zeros_like(information)
+    whitening[:, order] = linalg.solve_triangular(lower, np.eye(len(order)), lower=True)
+    return whitening * scale / np.sqrt(len(order))
+
+
+def symmetric(matrix: np.ndarray) -> np.ndarray:
+    """Returns the symmetric part of a matrix."""
+    half: np.ndarray = (matrix + matrix.T) / 2.0
+    return half
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalPrior:
+    """A normal distribution of the coordinates that a likelihood reads.
+
+    For a prior that is not normal it has the moments of its draws, and guides steps only.
+
+    Attributes:
+      mean: Shape [d].
+      precision: Shape [d, d].
+    """
+
+    mean: np.ndarray
+    precision: np.ndarray
+
+    @classmethod
+    def of_draws(cls, draws: np.ndarray) -> NormalPrior:
+        """Returns the normal distribution with the moments of draws of shape [n, d]."""
+        scale = draws.std(axis=0)
+        correlation = np.corrcoef(draws.T).reshape(len(scale), len(scale))
+        precision = linalg.inv(correlation + 1e-6 * np.eye(len(scale))) / np.outer(scale, scale)
+        return cls(draws.mean(axis=0), symmetric(precision))
+
+    def whitened(self, whitening: np.ndarray) -> np.ndarray:
+        """Returns the precision of phi, shape [d, d]."""
+        return symmetric(whitening @ self.precision @ whitening.T)
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedMoments:
+    """Means over records at public inputs, whose outcomes follow the model at some parameters.
+
+    All are of whitened scores but `information`.
+
+    Attributes:
+      information: The Fisher information of the coordinates, shape [d, d].
+      matrix: The mean of what `CentredCurvature` sums, shape [d, d].
+      slope: The slope of the expected psi, symmetric, shape [d, d].
+      scale: The mean of what `CentredScale` sums.
+      expected: The expected `|psi|^2`.
+    """
+
+    information: np.ndarray
+    matrix: np.ndarray
+    slope: np.ndarray
+    scale: float
+    expected: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedSums:
+    """Mean released values of some steps in the same coordinates, as sums over all N records.
+
+    Attributes:
+      num_steps: The number n of steps.
+      theta: The mean of the parameters, shape [d].
+      score: The mean sum of psi, shape [d].
+      matrix: The mean sum of `CentredCurvature`, symmetric, shape [d, d].
+      scale: The mean sum of `CentredScale`.
+      excess: The mean sum of `LackOfFit`.
+      score_sd: The noise's standard deviation on a coordinate of `score`.
+      matrix_sd: The same on the diagonal of `matrix`.
+      scale_sd: The same on `scale`.
+      excess_sd: The same on `excess`.
+      sampling_rate: The expected batch size over N.
+    """
+
+    num_steps: int
+    theta: np.ndarray
+    score: np.ndarray
+    matrix: np.ndarray
+    scale: float
+    excess: float
+    score_sd: float
+    matrix_sd: float
+    scale_sd: float
+    excess_sd: float
+    sampling_rate: float
+
+    @classmethod
+    def of_blocks(
+        cls, accumulated: dict[str, dict[str, np.ndarray]], mechanism: Mechanism, used: np.ndarray
+    ) -> ReleasedSums:
+        """Returns the means over some blocks of steps.
+
+        Args:
+          accumulated: The accumulators of the releases, by name.
+          mechanism: The mechanism that released them.
+          used: The numbers of the blocks.
+        """
+        blocks = accumulated["curvature"]
+        count = blocks["steps"][used].sum()
+        num = mechanism.num_records
+        rate = mechanism.expected_batch_size / num
+
+        def mean_of(sums: np.ndarray) -> np.ndarray:
+            return sums[used].sum(axis=0) / count
+
+        sds = [sd / (rate * np.sqrt(count)) for sd in mechanism.deviations]
+        return cls(
+            num_steps=int(count),
+            theta=mean_of(blocks["theta"]),
+            score=num * mean_of(blocks["gradient"]),
+            matrix=symmetric(num * mean_of(blocks["matrix"])),
+            scale=float(num * mean_of(accumulated["scale"])),
+            excess=float(num * mean_of(accumulated["lack_of_fit"])),
+            score_sd=sds[0],
+            matrix_sd=sds[1],
+            scale_sd=sds[2],
+            excess_sd=sds[3],
+            sampling_rate=rate,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Curvatures:
+    """Draws of the curvature given its release, in whitened coordinates.
+
+    Attributes:
+      window: The released sums.
+      slopes: Draws of A, shape [K, d, d].
+      matrices: Draws of the capped matrix, shape [K, d, d].
+      lack_of_fit: The excess of `|psi|^2` over what the model expects, relative to it.
+      lack_of_fit_sd: Its noise.
+      resembles: The probability that private inputs resemble the public ones, as far as the prior
+        of the curvature tells.
+    """
+
+    window: Window
+    slopes: np.ndarray
+    matrices: np.ndarray
+    lack_of_fit: float
+    lack_of_fit_sd: float
+    resembles: float
+
+    @property
+    def kappa(self) -> float:
+        """The mean curvature's trace over that of the capped matrix."""
+        traces = [np.trace(part.mean(axis=0)) for part in (self.slopes, self.matrices)]
+        return float(traces[0] / traces[1])
+
+
+def draw_curvatures(
+    released: ReleasedSums,
+    simulated: SimulatedMoments,
+    whitening: np.ndarray,
+    *,
+    num_records: int,
+    clip: float,
+    num_twins: int,
+    trusted: bool,
+    halves: tuple[np.ndarray, np.ndarray],
+    half_variance: float,
+    generator: np.random.Generator,
+) -> Curvatures:
+    """Returns draws of the curvature given its noisy release.
+
+    Args:
+      released: The released sums.
+      simulated: Means at public inputs and the same parameters and coordinates.
+      whitening: W, shape [d, d].
+      num_records: The number N of records.
+      clip: The clip C.
+      num_twins: K, or 0 if outcomes were enumerated.
+      trusted: Whether the simulation's matrix is the centre of the prior; if not, the coordinates
+        are from released values and the centre is isotropic.
+      halves: Differences of the halves' scores and of their mean phi, see `Window`.
+      half_variance: See `Window`.
+      generator: The source of random numbers.
+    """
+    size = len(released.theta)
+    eye = np.eye(size)
+    matrix, slope = num_records * simulated.matrix, num_records * simulated.slope
+    level = np.trace(matrix) / size
+    kappa = simulated.scale * num_records / np.trace(matrix)
+    matrix = matrix + _RIDGE * level * eye
+    slope = slope + _RIDGE * level * eye
+    if trusted:
+        scaled = _scale_by_release(released, matrix, whitening)
+        matrix, slope = symmetric(scaled @ matrix @ scaled.T), symmetric(scaled @ slope @ scaled.T)
+    else:
+        lower = linalg.cholesky(matrix, lower=True)
+        relative = linalg.solve_triangular(
+            lower, linalg.solve_triangular(lower, slope, lower=True).T, lower=True
+        )
+        matrix, slope = level * eye, level * symmetric(relative)
+    prior = CurvaturePrior(
+        matrix=matrix,
+        degrees=tuple(sorted({max(1.0, float(round(size * share))) for share in _DEGREES})),
+        log_factor_sd=_LOG_FACTOR_SD,
+        kappa=(kappa, _KAPPA_SD * kappa),
+        curvature=slope,
+    )
+    # The variance of psi over the matrix, from the simulation and, where it is known, the release.
+    expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
+    total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
+    excess, excess_sd = released.excess / total, released.excess_sd / total
+    trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)
+    share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
+    sampling = (1.0 / released.sampling_rate - share) / released.num_steps
+    variance = expected + max(0.0, excess) * trust
+    window = Window(
+        num_steps=released.num_steps,
+        theta=np.linalg.solve(whitening.T, released.theta),
+        path=np.zeros((1, size)),
+        jitter=np.zeros((1, size)),
+        score=released.score,
+        matrix=released.matrix,
+        scale=released.scale,
+        score_sd=released.score_sd,
+        matrix_sd=released.matrix_sd,
+        scale_sd=released.scale_sd,
+        simulation=variance * (share + sampling),
+        sampling=variance * sampling,
+        half_difference=halves,
+        half_variance=half_variance,
+        most_trace=num_records * clip**2,
+    )
+    slopes, matrices = draw_curvature(window, prior, generator)
+    resembles = float(np.sum(prior.weights(window)[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
+    return Curvatures(window, slopes, matrices, excess / expected, excess_sd / expected, resembles)
+
+
+def _scale_by_release(
+    released: ReleasedSums, matrix: np.ndarray, whitening: np.ndarray
+) -> np.ndarray:
+    """Returns the whitened form of factors on the parameters' scales, by the released diagonal.
+
+    Public inputs may have other frequencies or scales than private ones.
+    """
+    unwhitened = np.linalg.inv(whitening)
+    expected = np.einsum("ia,ab,ib->i", unwhitened, matrix, unwhitened)
+    found = np.einsum("ia,ab,ib->i", unwhitened, released.matrix, unwhitened)
+    noise = released.matrix_sd * np.sum(unwhitened**2, axis=1)
+    if not noise.all():
+        logs = np.log(np.maximum(found / expected, 1e-3)) / 2.0
+    else:
+        grid = np.linspace(-3.0, 3.0, 121)[:, None]
+        fit = -((found - np.exp(2.0 * grid) * expected) ** 2) / (2.0 * noise**2)
+        density = fit - grid**2 / (2.0 * _SCALE_SD**2)
+        weights = np.exp(density - density.max(axis=0))
+        logs = np.sum(weights * grid, axis=0) / weights.sum(axis=0)
+    return whitening @ (np.exp(logs)[:, None] * unwhitened)
+
+
+def log_mean(matrices: np.ndarray, floor: float) -> np.ndarray:
+    """Returns the exponential of the mean logarithm of matrices, with floored eigenvalues.
+
+    The mean itself calls noise information in directions that have none, and the logarithm without
+    a floor the reverse.
+
+    Args:
+      matrices: Symmetric, shape [K, d, d].
+      floor: The least eigenvalue, positive.
+    """
+    values, vectors = np.linalg.eigh((matrices + np.swapaxes(matrices, 1, 2)) / 2.0)
+    logs = (vectors * np.log(np.maximum(values, floor))[:, None]) @ np.swapaxes(vectors, 1, 2)
+    values, vectors = np.linalg.eigh(logs.mean(axis=0))
+    return symmetric((vectors * np.exp(values)) @ vectors.T)
