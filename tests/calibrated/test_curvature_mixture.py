@@ -177,9 +177,9 @@ def test_shares_of_the_variance_are_those_of_the_formula():
     mixture = exact_mixture(
         LinearLikelihood.from_window(released, slopes, matrices, index), np.eye(1), np.zeros(1)
     )
-    shares = mixtures.variance_shares(
-        released, slopes, matrices, mixture, index, normal_log_prior(np.eye(1), np.zeros(1))
-    )
+    data, noise = released.simulation * matrices[0], released.score_sd**2 * np.eye(1)
+    log_prior = normal_log_prior(np.eye(1), np.zeros(1))
+    shares = mixtures.variance_shares(slopes[0], data, noise, mixture, index, log_prior)
     spread = 1.2 * 4.0 + 9.0
     variance = 1 / (1 + 25 / spread)
     weight = (variance * 5.0 / spread) ** 2 / variance

@@ -139,7 +139,7 @@ def test_a_posterior_that_was_saved_without_diagnostics_of_its_parameters_loads(
     calibrated = model._calibrated()
     arrays = calibrated.to_arrays()
     del arrays["parameters"]
-    loaded = Calibrated.from_arrays(arrays, Coordinates(model.prior))
+    loaded = Calibrated.from_arrays(arrays, model.prior)
     np.testing.assert_array_equal(loaded.checks.to_array(), calibrated.checks.to_array())
     assert loaded.checks.parameters is None
     assert loaded.checks.warnings == []

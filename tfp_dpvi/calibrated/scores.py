@@ -75,16 +75,15 @@ def possible_values(distribution: tfd.Distribution) -> list[int] | None:
     plain = getattr(distribution, "tensor_distribution", distribution)
     if plain.event_shape.rank != 0:
         return None
-    if isinstance(plain, tfd.Bernoulli):
+    if isinstance(plain, tfd.Bernoulli | tfd.ProbitBernoulli):
         return [0, 1]
     num = None
     if isinstance(plain, tfd.Categorical):
-        num = tf.get_static_value(plain.num_categories)
+        num = (plain.probs if plain.logits is None else plain.logits).shape[-1]
     elif isinstance(plain, tfd.OrderedLogistic):
-        num = tf.get_static_value(plain.num_categories())
-    if num is None or num > _MOST_VALUES:
-        return None
-    return list(range(int(num)))
+        num = plain.cutpoints.shape[-1]
+        num = None if num is None else num + 1
+    return None if num is None or num > _MOST_VALUES else list(range(num))
 
 
 def _of_two(

@@ -91,7 +91,7 @@ class Window:
     half_difference: tuple[np.ndarray, np.ndarray]
     half_variance: float
     most_trace: float
-    sampling: float
+    sampling: float = 0.0
 
     @property
     def kappa(self) -> float:

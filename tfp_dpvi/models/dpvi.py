@@ -203,7 +203,7 @@ class DPVI(base.DPModel):
         """Whether the model learns by scoring steps."""
         return isinstance(getattr(self, "optimizer", None), ScoringOptimizer)
 
-    def fit(  # noqa: D417
+    def fit(
         self,
         x: Structure | None = None,
         y: Structure | None = None,
