@@ -40,6 +40,7 @@ class CurvaturePrior:
     curvature: np.ndarray | None = None
     error: float = 0.0
     ridge: float = 0.0
+    by_evidence: bool = False
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
@@ -96,6 +97,11 @@ class CurvaturePrior:
             free = (size - rank) * (size - rank + 1) / 2.0
             beside = np.sum(values[: size - rank]) / noise - free - 3.0 * math.sqrt(2.0 * free)
             logs[number] -= max(beside, 0.0) / 2.0
+        return special.softmax(logs)
+
+    def evidence(self, window: Window) -> np.ndarray:
+        """Returns probabilities of the degrees given the release, by Laplace's method."""
+        logs = [_Bartlett(window, self, degrees).log_evidence() for degrees in self.degrees]
         return special.softmax(logs)
 
     def mismatch(self, window: Window) -> float:
@@ -173,7 +179,8 @@ def _draw_matrices(
     window: Window, prior: CurvaturePrior, generator: np.random.Generator
 ) -> np.ndarray:
     """Returns draws of M, for each number of degrees as many as its probability asks for."""
-    edges = NUM_DRAWS * np.cumsum([0.0, *prior.weights(window)]) + generator.uniform()
+    weights = prior.evidence(window) if prior.by_evidence else prior.weights(window)
+    edges = NUM_DRAWS * np.cumsum([0.0, *weights]) + generator.uniform()
     numbers = np.diff(np.floor(edges).astype(int))
     drawn = [
         _Bartlett(window, prior, degrees).draws(num, generator)
@@ -207,6 +214,18 @@ class _Bartlett:
         self._diagonal = np.flatnonzero(self._rows == self._columns)
         # Degrees of the chi-squared variables on the diagonal.
         self._shape = self._nu - np.arange(self._rank)
+
+    def log_evidence(self) -> float:
+        """Returns the log probability of the release, up to a constant, by Laplace's method."""
+        mode, root = self.laplace()
+        (value,), _ = self.log_density(mode[None])
+        # The densities of normals, of logarithms of chi variables, and of log a.
+        num_normal = len(mode) - 1 - self._rank
+        half = self._shape / 2.0
+        constants = np.sum((1.0 - half) * math.log(2.0) - special.gammaln(half))
+        constants -= num_normal * math.log(2.0 * math.pi) / 2.0
+        volume = len(mode) * math.log(2.0 * math.pi) / 2.0 - np.sum(np.log(np.diag(root)))
+        return float(value + constants + volume)
 
     def draws(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""

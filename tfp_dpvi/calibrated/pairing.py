@@ -17,6 +17,7 @@ from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
+from tfp_dpvi.gradients.isolation import depends_on
 
 # That a likelihood reads. For more, noise dominates their curvature matrix.
 MOST_COORDINATES = 50
@@ -219,6 +220,7 @@ class Pairing:
         The trace simulates records and computes their density.
         """
         traced: list[tuple[int, ...]] = []
+        unreached: list[str] = []
 
         def probe(x: Structure, y: Structure | None) -> tf.Tensor:
             parts = self.coordinates.flatten(self._model.prior.sample(seed=tf.constant([0, 0])))
@@ -228,6 +230,11 @@ class Pairing:
                 observed = as_event(x if y is None else y, distribution)
                 log_prob = distribution.log_prob(observed)
             gradient = tape.gradient(log_prob, parts)
+            unreached.extend(
+                _names_of(self.coordinates, number)
+                for number, (part, slope) in enumerate(zip(parts, gradient, strict=True))
+                if slope is None and depends_on({part.op.name}, log_prob.op)
+            )
             traced.append(tuple(number for number, part in enumerate(gradient) if part is not None))
             rows = {"x": x} if y is None else {"x": x, "y": y}
             twin, _ = simulate_twins(distribution, rows, tf.constant([0, 0]))
@@ -243,9 +250,20 @@ class Pairing:
             tf.function(probe, autograph=False).get_concrete_function(*specs_of(records, 3))
         except LIKELIHOOD_ERRORS as error:
             raise CannotPairError(f"the likelihood does not simulate records ({error})") from error
+        if unreached:
+            raise CannotPairError(
+                f"no gradient reaches {unreached[0]}, which changes the likelihood (by tf.where, "
+                "tf.cast, tf.round or tf.stop_gradient): sum it out, or make the change smooth"
+            )
         if not traced[-1]:
             raise CannotPairError("the likelihood reads no parameter")
         return traced[-1]
+
+
+def _names_of(coordinates: Coordinates, number: int) -> str:
+    """Returns the name of a part of the prior, without the indices of its entries."""
+    first = sum(coordinates.sizes[:number])
+    return coordinates.names[first].partition("[")[0]
 
 
 def _finite(part: tf.Tensor) -> tf.Tensor:

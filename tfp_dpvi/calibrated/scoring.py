@@ -55,7 +55,7 @@ _WANDER = 0.3
 # Of the noise's spectral radius, the least eigenvalue of the curvature that forms coordinates.
 _FLOOR = 0.1
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
-_LEAST_RESEMBLANCE = 0.5
+_LEAST_RESEMBLANCE = 0.9
 # Directions without information at the start, of exchangeable components, start this far apart in
 # the prior's standard deviations.
 _APART = 0.5

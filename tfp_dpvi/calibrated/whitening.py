@@ -17,6 +17,9 @@ from tfp_dpvi.training import Mechanism
 
 # Degrees of freedom of the curvature's prior over d, with equal weights.
 _DEGREES = (0.5, 2.0, 8.0, 32.0)
+# Without public inputs like the private ones, whose rank is then not known.
+_EVIDENCE = True
+_UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 # From these degrees on the private inputs resemble the public ones.
 _LEAST_ALIKE = 8.0
 _LOG_FACTOR_SD = 0.5
@@ -238,10 +241,11 @@ def draw_curvatures(
         matrix, slope = level * eye, level * symmetric(relative)
     prior = CurvaturePrior(
         matrix=matrix,
-        degrees=tuple(sorted({max(1.0, float(round(size * share))) for share in _DEGREES})),
+        degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
         log_factor_sd=_LOG_FACTOR_SD,
         kappa=(kappa, _KAPPA_SD * kappa),
         curvature=slope,
+        by_evidence=_EVIDENCE,
     )
     # The variance of psi over the matrix, from the simulation and, where it is known, the release.
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
@@ -269,8 +273,15 @@ def draw_curvatures(
         most_trace=num_records * clip**2,
     )
     slopes, matrices = draw_curvature(window, prior, generator)
-    resembles = float(np.sum(prior.weights(window)[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
+    resembles = float(np.sum((prior.evidence(window) if _EVIDENCE else prior.weights(window))[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
     return Curvatures(window, slopes, matrices, excess / expected, excess_sd / expected, resembles)
+
+
+def _degrees(size: int, shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns degrees of freedom from shares of d."""
+    degrees = {max(1.0, float(round(size * share))) for share in shares}
+    # Intercepts and dummies of all levels are collinear once.
+    return tuple(sorted(degrees | ({max(1.0, size - 1.0)} if shares is _UNTRUSTED else set())))
 
 
 def _scale_by_release(
