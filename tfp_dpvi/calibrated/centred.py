@@ -13,10 +13,10 @@ both keep the mean of zero and the bound C.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.calibrated.clip import in_block, initial_blocks
+from tfp_dpvi.calibrated.clip import NUM_BLOCKS, in_block, initial_blocks
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.clip import Clip, tiny
 from tfp_dpvi.gradients.joint import JointRelease, Released
@@ -192,7 +192,7 @@ class CentredCurvature(JointRelease):
         matrix = [self._size, self._size]
         return initial_blocks({"steps": [], "theta": vector, "gradient": vector, "matrix": matrix})
 
-    def accumulate(self, total: Structure, released: Released) -> Structure:
+    def accumulate(self, total: Any, released: Released) -> Structure:
         """See `JointRelease`."""
         (gradient,) = released.gradient
         values = {
@@ -216,7 +216,7 @@ class _Scalar(JointRelease):
 
     def initial(self) -> Structure:
         """Returns zero sums of shape `[NUM_BLOCKS]`."""
-        return initial_blocks({"sum": []})["sum"]
+        return tf.zeros([NUM_BLOCKS], tf.float64)
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
         """See `JointRelease`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy import linalg, stats
@@ -136,7 +137,8 @@ class Checks:
     @classmethod
     def from_array(cls, values: Sequence[float]) -> Checks:
         """Returns the checks of `to_array`, or of an earlier version with fewer of them."""
-        return cls(**dict(zip(_numbers(), values, strict=False)))
+        named: dict[str, Any] = dict(zip(_numbers(), values, strict=False))
+        return cls(**named)
 
 
 def _numbers() -> list[str]:

@@ -40,7 +40,6 @@ class CurvaturePrior:
     curvature: np.ndarray | None = None
     error: float = 0.0
     ridge: float = 0.0
-    by_evidence: bool = False
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
@@ -100,7 +99,12 @@ class CurvaturePrior:
         return special.softmax(logs)
 
     def evidence(self, window: Window) -> np.ndarray:
-        """Returns probabilities of the degrees given the release, by Laplace's method."""
+        """Returns probabilities of the degrees given the release, by Laplace's method.
+
+        They are one without noise, where the degrees do not matter.
+        """
+        if window.matrix_sd == 0.0:
+            return np.full(len(self.degrees), 1.0 / len(self.degrees))
         logs = [_Bartlett(window, self, degrees).log_evidence() for degrees in self.degrees]
         return special.softmax(logs)
 
@@ -128,7 +132,10 @@ class CurvaturePrior:
 
 
 def draw_curvature(
-    window: Window, prior: CurvaturePrior, generator: np.random.Generator
+    window: Window,
+    prior: CurvaturePrior,
+    generator: np.random.Generator,
+    weights: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns draws of (A, M) given their noisy release.
 
@@ -138,6 +145,7 @@ def draw_curvature(
       window: The released averages.
       prior: The prior of M and of A over M.
       generator: The source of random numbers.
+      weights: Probabilities of the prior's degrees, by default those of `CurvaturePrior.weights`.
 
     Returns:
       Arrays of shape [K, d, d]; K = 1 without noise.
@@ -145,7 +153,8 @@ def draw_curvature(
     if window.matrix_sd == 0.0:
         matrices = window.matrix[None]
     else:
-        matrices = _draw_matrices(window, prior, generator)
+        weights = prior.weights(window) if weights is None else weights
+        matrices = _draw_matrices(window, prior, weights, generator)
     traces = np.trace(matrices, axis1=1, axis2=2)
     if window.scale_sd == 0.0:
         kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
@@ -176,10 +185,12 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
 
 
 def _draw_matrices(
-    window: Window, prior: CurvaturePrior, generator: np.random.Generator
+    window: Window,
+    prior: CurvaturePrior,
+    weights: np.ndarray,
+    generator: np.random.Generator,
 ) -> np.ndarray:
     """Returns draws of M, for each number of degrees as many as its probability asks for."""
-    weights = prior.evidence(window) if prior.by_evidence else prior.weights(window)
     edges = NUM_DRAWS * np.cumsum([0.0, *weights]) + generator.uniform()
     numbers = np.diff(np.floor(edges).astype(int))
     drawn = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf, tfd
@@ -147,7 +147,7 @@ def _of_values(
     num = tf.shape(mask)[0]
     every = tf.tile(tf.constant(values, distribution.dtype), [num])
     logs, scores = _scores_of(pairing, vector, whitening, records["x"], every, mask, len(values))
-    outcome = as_event(records["y"], distribution)
+    outcome: Any = as_event(records["y"], distribution)
     observed = tf.cast(outcome[:, None] == tf.constant(values, outcome.dtype), vector.dtype)
     usable = mask & _finite_rows(scores) & tf.reduce_all(~tf.math.is_nan(logs), axis=1)
     scores = _select(usable, scores)

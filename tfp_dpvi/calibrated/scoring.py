@@ -9,6 +9,7 @@ coordinates, and the posterior is computed from what they released.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,10 +53,14 @@ _LAST_GAIN = 0.04
 _LONGEST = 2.0
 # Where information vanishes, steps wander over at most this share of the prior's width.
 _WANDER = 0.3
+# And at most over this distance, in whitened units: farther away scores are not linear.
+_FARTHEST = 0.5
 # Of the noise's spectral radius, the least eigenvalue of the curvature that forms coordinates.
 _FLOOR = 0.1
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
 _LEAST_RESEMBLANCE = 0.9
+# The released curvature over its noise, below which no coordinates can be formed from it.
+_LEAST_SIGNAL = 1.0
 # Directions without information at the start, of exchangeable components, start this far apart in
 # the prior's standard deviations.
 _APART = 0.5
@@ -175,7 +180,7 @@ class Scoring:
                 scores = self._scores(vector, whitening, records, mask, key)
                 return _clipped_sum(scores, clip)
 
-            def pull_back(released: list[tf.Tensor]) -> list[tf.Tensor]:
+            def pull_back(released: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 return [-self._step(released[0])]
 
             return StepGradient(
@@ -283,7 +288,8 @@ class Scoring:
         prior = np.trace(self.prior.whitened(self._coordinates.whitening)) / self.size
         # Times a step's standard deviation, which a clip that bites makes larger.
         width = self._slope.shrink / math.sqrt(prior)
-        most = 2.0 * (_WANDER * width / noise) ** 2 if noise else math.inf
+        nearest = min(_WANDER * width, _FARTHEST * self._slope.shrink)
+        most = 2.0 * (nearest / noise) ** 2 if noise else math.inf
         self._gain.assign(min(gain, most) * np.linalg.inv(self._slope.per_record))
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
@@ -298,9 +304,11 @@ class Scoring:
             likelihood, precision, whitening @ self.prior.precision @ self.prior.mean
         )
         step = mixture.mean - curvatures.window.theta
-        step *= min(1.0, 2.0 * _LONGEST * self.size / max(np.linalg.norm(step), 1e-12))
+        length = float(np.linalg.norm(step))
+        step *= min(1.0, 2.0 * _LONGEST * self.size / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
-        if curvatures.resembles >= _LEAST_RESEMBLANCE:
+        is_noise = curvatures.window.curvature_signal < _LEAST_SIGNAL
+        if is_noise or curvatures.resembles >= _LEAST_RESEMBLANCE:
             return
         radius = curvatures.kappa * curvatures.window.matrix_sd * math.sqrt(2.0 * self.size)
         floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))

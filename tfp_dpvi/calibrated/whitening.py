@@ -7,6 +7,7 @@ here is NumPy in float64, from public or released values.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from scipy import linalg
@@ -18,7 +19,6 @@ from tfp_dpvi.training import Mechanism
 # Degrees of freedom of the curvature's prior over d, with equal weights.
 _DEGREES = (0.5, 2.0, 8.0, 32.0)
 # Without public inputs like the private ones, whose rank is then not known.
-_EVIDENCE = True
 _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 # From these degrees on the private inputs resemble the public ones.
 _LEAST_ALIKE = 8.0
@@ -134,7 +134,7 @@ class ReleasedSums:
 
     @classmethod
     def of_blocks(
-        cls, accumulated: dict[str, dict[str, np.ndarray]], mechanism: Mechanism, used: np.ndarray
+        cls, accumulated: dict[str, Any], mechanism: Mechanism, used: np.ndarray
     ) -> ReleasedSums:
         """Returns the means over some blocks of steps.
 
@@ -245,7 +245,6 @@ def draw_curvatures(
         log_factor_sd=_LOG_FACTOR_SD,
         kappa=(kappa, _KAPPA_SD * kappa),
         curvature=slope,
-        by_evidence=_EVIDENCE,
     )
     # The variance of psi over the matrix, from the simulation and, where it is known, the release.
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
@@ -272,8 +271,9 @@ def draw_curvatures(
         half_variance=half_variance,
         most_trace=num_records * clip**2,
     )
-    slopes, matrices = draw_curvature(window, prior, generator)
-    resembles = float(np.sum((prior.evidence(window) if _EVIDENCE else prior.weights(window))[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
+    weights = prior.evidence(window)
+    slopes, matrices = draw_curvature(window, prior, generator, weights)
+    resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
     return Curvatures(window, slopes, matrices, excess / expected, excess_sd / expected, resembles)
 
 

@@ -243,9 +243,15 @@ class DPVI(base.DPModel):
         if self._scores and batch_size is None and epochs is None and steps_per_epoch is None:
             batch_size, steps_per_epoch = num_records or _ALL, NUM_STEPS
         self._public_inputs = public_inputs
-        sizes = {"batch_size": batch_size, "epochs": epochs or 1}
-        sizes |= {"steps_per_epoch": steps_per_epoch, "num_records": num_records}
-        return super().fit(x, y, **sizes, **settings)
+        return super().fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=1 if epochs is None else epochs,
+            steps_per_epoch=steps_per_epoch,
+            num_records=num_records,
+            **settings,
+        )
 
     def learned_variables(self) -> Sequence[tf.Variable]:
         """See `Hooks.learned_variables`."""
