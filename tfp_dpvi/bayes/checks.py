@@ -168,3 +168,23 @@ def _strict(distribution: tfd.Distribution) -> tfd.Distribution:
             distribution=_strict(distribution.distribution), validate_args=True
         )
     return distribution.copy(validate_args=True)
+
+
+def fall(losses: np.ndarray) -> tuple[float, float]:
+    """Returns by how much losses fall along a line through them, and the error of that number.
+
+    Args:
+      losses: Shape [n], n at least 3.
+
+    ```python
+    >>> fell, error = fall(np.array([4.0, 3.0, 2.0, 1.0]))
+    >>> round(fell, 3), round(error, 3)
+    (3.0, 0.0)
+
+    ```
+    """
+    places = np.linspace(-0.5, 0.5, len(losses))
+    slope = float(places @ losses / (places @ places))
+    rest = losses - losses.mean() - slope * places
+    error = float(np.sqrt(rest @ rest / (len(losses) - 2) / (places @ places)))
+    return -slope, error

@@ -67,6 +67,12 @@ class CentredFit:
                     f"compile without an optimizer does not apply: {reason}.\n"
                     "Pass an optimizer, such as DPKerasAdamOptimizer(l2_norm_clip=1.0)."
                 ) from reason
+            if pairing.is_bound:
+                raise ValueError(
+                    "likelihood: the density of dpvi.local.Variational is a bound, with which "
+                    "intervals are not calibrated.\n"
+                    "Use dpvi.local.quadrature or enumeration, or pass an optimizer to compile."
+                )
             self.scoring = Scoring(pairing, self._inputs_like(records, public_inputs))
             self._kind = kind
         elif public_inputs is not None:
@@ -176,18 +182,26 @@ def centred_posterior(
         start = guess.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
-    noise = window.score_sd**2 * np.eye(len(index))
-    shares = mixtures.variance_shares(
-        to_phi.T @ curvatures.slopes.mean(axis=0) @ to_phi,
-        to_phi.T @ (window.simulation * curvatures.matrices.mean(axis=0)) @ to_phi,
-        to_phi.T @ noise @ to_phi,
-        scaled,
-        index,
-        log_prior,
+    slope, data, noise = (
+        to_phi.T @ part @ to_phi
+        for part in (
+            curvatures.slopes.mean(axis=0),
+            window.simulation * curvatures.matrices.mean(axis=0),
+            window.score_sd**2 * np.eye(len(index)),
+        )
     )
+    spread = (slope, data, noise, scaled, index, log_prior)
     checks = _checks(scoring, curvatures, mixture, whitening, draws, generator)
     distribution = mixture_distribution(mixture, coordinates)
-    return Calibrated(mixture, distribution, checks, window.num_steps, shares, log_scales=True)
+    return Calibrated(
+        mixture,
+        distribution,
+        checks,
+        window.num_steps,
+        shares=mixtures.variance_shares(*spread),
+        halving=mixtures.halving_factors(*spread),
+        log_scales=True,
+    )
 
 
 def _checks(

@@ -26,6 +26,8 @@ _BANDWIDTH = 0.25
 _SHRUNK = math.sqrt(1.0 - _BANDWIDTH**2)
 # Of a numerical derivative, in posterior standard deviations.
 _STEP = 1e-2
+# Of records or of epsilon.
+_MOST_FACTOR = 1e4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,13 +264,8 @@ def variance_shares(
     Returns:
       Array of shape [D, 3], whose rows sum to 1.
     """
-    size = len(mixture.mean)
     weights = np.linalg.solve(data + noise, slope)
-    away = _STEP * np.sqrt(np.diag(mixture.covariance))
-    points = mixture.mean + np.concatenate([np.diag(away), -np.diag(away)])
-    gradients = log_prior(points)[1]
-    prior = -(gradients[:size] - gradients[size:]) / (2.0 * away[:, None])
-    prior = (prior + prior.T) / 2.0
+    prior = _prior_precision(mixture, log_prior)
     precision = prior.copy()
     precision[np.ix_(index, index)] += slope.T @ weights
     covariance = np.linalg.inv(precision)
@@ -282,6 +279,66 @@ def variance_shares(
     total = np.maximum(np.diag(mixture.covariance), np.sum(parts, axis=0))
     parts[0] = total - parts[1] - parts[2]
     return np.stack(parts, axis=1) / total[:, None]
+
+
+def halving_factors(
+    slope: np.ndarray,
+    data: np.ndarray,
+    noise: np.ndarray,
+    mixture: Mixture,
+    index: np.ndarray,
+    log_prior: LogDensity,
+) -> np.ndarray:
+    """Returns how many times as many records, or as much epsilon, would halve each interval.
+
+    The curvature and the data's variance grow with the number of records, and the noise falls with
+    epsilon, each in proportion.
+
+    Args:
+      slope: As in `variance_shares`.
+      data: As in `variance_shares`.
+      noise: As in `variance_shares`.
+      mixture: The posterior.
+      index: The coordinates that the likelihood reads, shape [d].
+      log_prior: The prior's log density and its gradient.
+
+    Returns:
+      Array of shape [D, 2]: factors of N and of epsilon, infinite where none of them would do it.
+    """
+    prior = _prior_precision(mixture, log_prior)
+    factors = np.geomspace(1.0, _MOST_FACTOR, 200)
+
+    def sds(records: float, epsilon: float) -> np.ndarray:
+        spread = records * data + noise / epsilon**2
+        precision = prior.copy()
+        precision[np.ix_(index, index)] += records**2 * slope.T @ np.linalg.solve(spread, slope)
+        found: np.ndarray = np.sqrt(np.maximum(np.diag(np.linalg.inv(precision)), 0.0))
+        return found
+
+    paths = [
+        np.array([sds(factor, 1.0) for factor in factors]),
+        np.array([sds(1.0, factor) for factor in factors]),
+    ]
+    # The first factor with half of the sd.
+    return np.stack(
+        [
+            np.where((path <= path[0] / 2.0).any(axis=0), factors[halved], math.inf)
+            for path in paths
+            for halved in [np.argmax(path <= path[0] / 2.0, axis=0)]
+        ],
+        axis=1,
+    )
+
+
+def _prior_precision(mixture: Mixture, log_prior: LogDensity) -> np.ndarray:
+    """Returns the negative Hessian of the prior at the posterior's mean, by differences."""
+    size = len(mixture.mean)
+    away = _STEP * np.sqrt(np.diag(mixture.covariance))
+    points = mixture.mean + np.concatenate([np.diag(away), -np.diag(away)])
+    gradients = log_prior(points)[1]
+    prior = -(gradients[:size] - gradients[size:]) / (2.0 * away[:, None])
+    symmetric: np.ndarray = (prior + prior.T) / 2.0
+    return symmetric
 
 
 def _whitened_chains(

@@ -18,6 +18,7 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
 from tfp_dpvi.gradients.isolation import depends_on
+from tfp_dpvi.local import Variational
 
 # That a likelihood reads. For more, noise dominates their curvature matrix.
 MOST_COORDINATES = 50
@@ -38,12 +39,15 @@ class Pairing:
       coordinates: The prior's parameters on the real line.
       parameters_read: Numbers of the prior's parts that the likelihood reads.
       index: The coordinates of these parts, shape [d].
+      is_bound: Whether the likelihood's density is a lower bound, so that its gradient is no score
+        and intervals are not calibrated.
     """
 
     def __init__(self, model: BayesianModel, records: Records, *, log_scales: bool = False) -> None:
         if records.sample_weight is not None:
             raise CannotPairError("sample_weight would change the curvature of pairs")
         self._model = model
+        self.is_bound = False
         try:
             self.coordinates = Coordinates(model.prior, log_scales=log_scales)
             broadcasts = self.coordinates.broadcasts()
@@ -227,6 +231,7 @@ class Pairing:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(parts)
                 distribution = self._model.distribution_at(self.coordinates.constrain(parts), x)
+                self.is_bound = isinstance(distribution, Variational)
                 observed = as_event(x if y is None else y, distribution)
                 log_prob = distribution.log_prob(observed)
             gradient = tape.gradient(log_prob, parts)

@@ -62,6 +62,8 @@ class Calibrated:
       checks: Diagnostics of its intervals.
       num_steps: The number of steps in the window.
       shares: Shares of noise, data and prior in each coordinate's variance, shape [D, 3].
+      halving: How many times as many records, or as much epsilon, would halve each interval, shape
+        [D, 2]; None for the paired clip.
       log_scales: Whether positive parameters have logarithms as coordinates, see `Coordinates`.
     """
 
@@ -70,6 +72,7 @@ class Calibrated:
     checks: Checks
     num_steps: int
     shares: np.ndarray
+    halving: np.ndarray | None = None
     log_scales: bool = False
 
     def to_arrays(self) -> dict[str, np.ndarray]:
@@ -81,6 +84,8 @@ class Calibrated:
             "shares": self.shares,
             "log_scales": np.array(float(self.log_scales)),
         }
+        if self.halving is not None:
+            arrays["halving"] = self.halving
         if self.checks.parameters is not None:
             arrays["parameters"] = self.checks.parameters.to_array()
         return arrays
@@ -102,7 +107,15 @@ class Calibrated:
             parameters = ParameterChecks(coordinates.names, *arrays["parameters"])
             checks = dataclasses.replace(checks, parameters=parameters)
         distribution = mixture_distribution(mixture, coordinates)
-        return cls(mixture, distribution, checks, int(num_steps), arrays["shares"], log_scales)
+        return cls(
+            mixture,
+            distribution,
+            checks,
+            int(num_steps),
+            shares=arrays["shares"],
+            halving=arrays.get("halving"),
+            log_scales=log_scales,
+        )
 
 
 def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:

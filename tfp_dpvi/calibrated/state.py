@@ -95,6 +95,11 @@ class Calibration:
         try:
             check_settings(gradients, num_draws)
             pairing = Pairing(self._model, records)
+            if pairing.is_bound:
+                LOG.warning(
+                    "The posterior's intervals are not calibrated: the density of "
+                    "dpvi.local.Variational is a bound. dpvi.local.quadrature is exact."
+                )
             calibrator = Calibrator(pairing, self._surrogate, self.simulator)
         except CannotPairError as reason:
             _warn_of_refusal(str(reason))

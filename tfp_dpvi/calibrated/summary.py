@@ -20,7 +20,9 @@ class PosteriorSummary:
       names: Names of the parameters' entries, such as "w[0]".
       columns: Arrays with a number for each entry. "mean", "sd", "5%", "50%" and "95%" are in a
         parameter's own support. A calibrated posterior has the shares of its variance on the real
-        line, "noise", "data" and "prior", NaN for entries that are no coordinate of their own.
+        line, "noise", "data" and "prior", NaN for entries that are no coordinate of their own; and
+        "N halves" and "eps halves", how many times as many records, or as much epsilon, would halve
+        its sd: infinite where none would.
       checks: Diagnostics of the intervals; None if the posterior is the raw surrogate.
       fitted: Whether a fit is recorded.
     """
@@ -32,11 +34,11 @@ class PosteriorSummary:
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
-        lines = [" " * width + "".join(f"{name:>10}" for name in self.columns)]
+        lines = [" " * width + "".join(f"{name:>11}" for name in self.columns)]
         for number, name in enumerate(self.names):
             lines.append(
                 f"{name:<{width}}"
-                + "".join(f"{values[number]:10.3g}" for values in self.columns.values())
+                + "".join(f"{values[number]:11.3g}" for values in self.columns.values())
             )
         checks = self.checks
         if checks is None and not self.fitted:
@@ -82,5 +84,7 @@ def summarise(
         is_same = coordinates.sizes == [part[0].size for part in parts]
         shares = calibrated.shares if is_same else np.full((len(names), 3), np.nan)
         columns.update(zip(("noise", "data", "prior"), shares.T, strict=True))
+        if calibrated.halving is not None and is_same:
+            columns.update(zip(("N halves", "eps halves"), calibrated.halving.T, strict=True))
     checks = None if calibrated is None else calibrated.checks
     return PosteriorSummary(names, columns, checks, fitted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -37,7 +38,11 @@ from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 from tfp_dpvi.training import Mechanism
 
 tfd: Any = tfp.distributions
+LOG = logging.getLogger("tfp_dpvi")
 _SAVED = "posterior_"
+# In nats, and of epochs: what a converged fit still gains, and what shows it.
+_MOST_FALL = 1.0
+_LEAST_QUARTER = 5
 # A batch size that includes every record.
 _ALL = 2**62
 # To price a private mean of log densities, in nats: their range when clipped, and the mean's error.
@@ -243,7 +248,7 @@ class DPVI(base.DPModel):
         if self._scores and batch_size is None and epochs is None and steps_per_epoch is None:
             batch_size, steps_per_epoch = num_records or _ALL, NUM_STEPS
         self._public_inputs = public_inputs
-        return super().fit(
+        history = super().fit(
             x,
             y,
             batch_size=batch_size,
@@ -252,6 +257,24 @@ class DPVI(base.DPModel):
             num_records=num_records,
             **settings,
         )
+        self._warn_of_slow_convergence(history.history.get("loss", []))
+        return history
+
+    def _warn_of_slow_convergence(self, losses: Sequence[float]) -> None:
+        """Warns, after a fit without noise, if the sum of all records' losses was still falling."""
+        num_records = self.privacy_account.num_records
+        quarter = len(losses) // 4
+        if num_records is None or quarter < _LEAST_QUARTER:
+            return
+        fell, error = checks.fall(np.asarray(losses[-quarter:]) * num_records)
+        if fell > max(_MOST_FALL, 3.0 * error):
+            LOG.warning(
+                "The fit has not converged: over its last %d epochs the total loss of %d records "
+                "fell by %.3g nats. Take more epochs, or a higher learning rate.",
+                quarter,
+                num_records,
+                fell,
+            )
 
     def learned_variables(self) -> Sequence[tf.Variable]:
         """See `Hooks.learned_variables`."""
