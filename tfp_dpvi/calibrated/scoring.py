@@ -59,8 +59,8 @@ _FARTHEST = 0.5
 _FLOOR = 0.1
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
 _LEAST_RESEMBLANCE = 0.9
-# The released curvature over its noise, below which no coordinates can be formed from it.
-_LEAST_SIGNAL = 1.0
+# The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
+_LEAST_SIGNAL = 1.5
 # Directions without information at the start, of exchangeable components, start this far apart in
 # the prior's standard deviations.
 _APART = 0.5
