@@ -534,6 +534,18 @@ def function_of_model(function: Callable[..., Any], **options: Any) -> Any:
     return compiled
 
 
+class Subtract(Optimizer):
+    """Subtracts gradients from variables, as SGD at rate 1 does, without variables of its own."""
+
+    def __init__(self, name: str = "scoring", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self._learning_rate = self._build_learning_rate(1.0)
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """See Keras."""
+        variable.assign_sub(gradient)
+
+
 def forget_variables(optimizer: Optimizer) -> None:
     """Lets an optimizer without slots be built again, for other variables."""
     optimizer._built = False

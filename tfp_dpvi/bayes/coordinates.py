@@ -37,6 +37,8 @@ class Coordinates:
     (2, ['parameter[0]', 'parameter[1]'])
     >>> coordinates.flatten_one(tf.ones([2])).tolist()
     [0.0, 0.0]
+    >>> Coordinates(tfd.HalfNormal(1.0), log_scales=True).flatten_one(tf.ones([])).tolist()
+    [0.0]
 
     ```
     """

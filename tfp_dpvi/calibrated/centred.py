@@ -6,8 +6,8 @@ each record solves `E clip(u(y)) = 0` over outcomes y of the model given the rec
 of x (conditionally unbiased estimation of bounded influence: Kuensch, Stefanski and Carroll 1989).
 For outcomes of few values the expectation is a sum. For others it is a mean over the record and K
 twins, which at the true parameters are exchangeable with the record, so that psi is unbiased for
-each K. After a few iterations the rest `r = E clip(u)` is subtracted and `C / (C + |r|)` multiplied:
-both keep the mean of zero and the bound C.
+each K. After a few iterations the rest `r = E clip(u)` is subtracted, and the difference multiplied
+by `C / (C + |r|)`: both keep the mean of zero and the bound C.
 """
 
 from __future__ import annotations

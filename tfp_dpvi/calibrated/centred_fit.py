@@ -182,15 +182,14 @@ def centred_posterior(
         start = guess.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
-    slope, data, noise = (
-        to_phi.T @ part @ to_phi
-        for part in (
-            curvatures.slopes.mean(axis=0),
-            window.simulation * curvatures.matrices.mean(axis=0),
-            window.score_sd**2 * np.eye(len(index)),
-        )
+    spread = (
+        to_phi.T @ curvatures.slopes.mean(axis=0) @ to_phi,
+        window.simulation * to_phi.T @ curvatures.matrices.mean(axis=0) @ to_phi,
+        window.score_sd**2 * to_phi.T @ to_phi,
+        scaled,
+        index,
+        log_prior,
     )
-    spread = (slope, data, noise, scaled, index, log_prior)
     checks = _checks(scoring, curvatures, mixture, whitening, draws, generator)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(

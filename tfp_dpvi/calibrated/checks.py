@@ -73,7 +73,13 @@ class Checks:
     lack_of_fit_z: float = math.nan
 
     def with_fit(self, excess: float, z: float, parameters: ParameterChecks) -> Checks:
-        """Returns these checks with those of the likelihood and of single parameters."""
+        """Returns these checks with those of the likelihood and of single parameters.
+
+        Args:
+          excess: See `lack_of_fit`.
+          z: See `lack_of_fit_z`.
+          parameters: Those of single parameters.
+        """
         return dataclasses.replace(self, lack_of_fit=excess, lack_of_fit_z=z, parameters=parameters)
 
     @property
@@ -116,14 +122,14 @@ class Checks:
 
     @property
     def _slow(self) -> str:
-        """What to do against slow training."""
+        """Returns what to do against slow training."""
         return (
             "take more epochs" if self._is_centred else "take more steps or a higher learning rate"
         )
 
     @property
     def _cut(self) -> str:
-        """What to do against a clip that cuts too much."""
+        """Returns what to do against a clip that cuts too much."""
         return (
             "pass public_inputs that resemble the private ones"
             if self._is_centred

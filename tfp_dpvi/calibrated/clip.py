@@ -229,7 +229,15 @@ def initial_blocks(shapes: dict[str, list[int]]) -> dict[str, tf.Tensor]:
 
 
 def in_block(released: Released, value: tf.Tensor) -> tf.Tensor:
-    """Returns the value in the row of the step's block, with zeros in the other rows."""
+    """Returns the value in the row of the step's block, with zeros in the other rows.
+
+    Args:
+      released: What the step released, with its number.
+      value: The value, of any shape.
+
+    Returns:
+      Float64 of shape `[NUM_BLOCKS, ...]`.
+    """
     block = released.step * NUM_BLOCKS // tf.maximum(released.num_steps, 1)
     row = tf.one_hot(tf.minimum(block, NUM_BLOCKS - 1), NUM_BLOCKS, dtype=tf.float64)
     # A draw may lie at the end of its support.

@@ -71,7 +71,7 @@ class Pairing:
 
     @property
     def generative(self) -> bool:
-        """Whether records have no inputs: see `BayesianModel.generative`."""
+        """Returns whether records have no inputs: see `BayesianModel.generative`."""
         return self._model.generative
 
     def gradient(
@@ -194,7 +194,12 @@ class Pairing:
         return [distribution.log_prob(outcomes) for outcomes in pairs]
 
     def distribution(self, vector: tf.Tensor, x: Structure) -> tfd.Distribution:
-        """Returns the likelihood at coordinates of shape [D]."""
+        """Returns the likelihood at parameters.
+
+        Args:
+          vector: The parameters' coordinates, shape [D].
+          x: Inputs of n records.
+        """
         return self._model.distribution_at(
             self.coordinates.constrain(tf.split(vector, self.coordinates.sizes)), x
         )
@@ -205,7 +210,13 @@ class Pairing:
         return tf.concat([parts[part] for part in self.parameters_read], axis=0)
 
     def likelihood(self, vector: tf.Tensor, theta: tf.Tensor, x: Structure) -> tfd.Distribution:
-        """Returns the likelihood with `theta` for the coordinates that it reads."""
+        """Returns the likelihood at parameters of which some are replaced.
+
+        Args:
+          vector: The parameters' coordinates, shape [D].
+          theta: The coordinates that the likelihood reads, shape [d].
+          x: Inputs of n records.
+        """
         return self._likelihood(tf.split(vector, self.coordinates.sizes), theta, x)
 
     def _likelihood(

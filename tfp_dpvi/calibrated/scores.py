@@ -112,10 +112,11 @@ def _of_two(
             odds = one - zero
         return odds, [tape.gradient(odds, theta, unconnected_gradients="zero"), one, zero]
 
-    odds, (gradients, ones, zeros) = gradients_of(record_gradient, records["x"], mask)
+    odds, values = gradients_of(record_gradient, records["x"], mask)
+    gradients = values[0]
     outcome = tf.cast(as_event(records["y"], distribution), dtype)
     difference = tf.linalg.matmul(gradients, whitening, transpose_b=True)
-    losses = -tf.where(outcome > 0.5, ones, zeros)
+    losses = -tf.where(outcome > 0.5, values[1], values[2])
     # Another value than 0 and 1 would pass the bound.
     is_value = (outcome == 0.0) | (outcome == 1.0)
     finite = tf.math.is_finite(tf.reduce_sum(tf.square(difference), axis=1))

@@ -81,7 +81,7 @@ class FitCoordinates(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """What a Newton step inverts, in whitened coordinates and per record.
+    """The slope that a Newton step inverts, in whitened coordinates and per record.
 
     Attributes:
       per_record: The slope of the expected psi, and the prior's part, shape [d, d].
@@ -337,10 +337,9 @@ class Scoring:
         if len(used) < 2:
             raise ValueError("the fit was too short")
         cut = len(used) // 2
-        released, first, second = (
-            ReleasedSums.of_blocks(arrays, mechanism, part)
-            for part in (used, used[:cut], used[cut:])
-        )
+        released = ReleasedSums.of_blocks(arrays, mechanism, used)
+        first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut])
+        second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
         return draw_curvatures(
@@ -359,7 +358,15 @@ class Scoring:
     def window(
         self, accumulated: dict[str, Any], mechanism: Mechanism
     ) -> tuple[Curvatures, np.ndarray]:
-        """Returns draws of the curvature from the window's releases, and its W."""
+        """Returns draws of the curvature from the window's releases, and its W.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that released them.
+
+        Raises:
+          ValueError: The fit was too short.
+        """
         blocks = np.arange(_BURN_IN, NUM_BLOCKS)
         return self.curvatures(accumulated, mechanism, blocks), self._coordinates.whitening
 

@@ -104,7 +104,12 @@ def gradients_of(
 
 
 def weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
-    """Returns `sum_i factors[i] rows[i]`, for rows of shape [P, s] and factors of shape [P]."""
+    """Returns `sum_i factors[i] rows[i]`, rounded less than a long float32 sum.
+
+    Args:
+      rows: Shape [P, s].
+      factors: Shape [P].
+    """
     if rows.dtype == tf.float64 or (rows.shape[0] is not None and rows.shape[0] <= _BLOCK):
         return _block_sums(rows[None], factors[None])[0]
     num_blocks = (rows.shape[0] or tf.shape(rows)[0]) // _BLOCK

@@ -282,9 +282,8 @@ class DPModel(Model):
             exporting.mean_signature(self.call, inputs["x"], "the model's output for each record.")
         ]
 
-    def default_optimizer(self, l2_norm_clip: float | None) -> Optimizer:
+    def default_optimizer(self) -> Optimizer:
         """See `Hooks.default_optimizer`."""
-        del l2_norm_clip
         raise ValueError(
             "optimizer is missing: pass, say, "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
@@ -388,7 +387,7 @@ class DPModel(Model):
                 "loss."
             )
         if optimizer is None:
-            optimizer = self.default_optimizer(l2_norm_clip)
+            optimizer = self.default_optimizer()
         optimizer = as_dp_optimizer(
             optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
         )

@@ -194,18 +194,13 @@ class DPVI(base.DPModel):
 
     # ------------------------------------------------------------------ fit
 
-    def default_optimizer(self, l2_norm_clip: float | None) -> Optimizer:
+    def default_optimizer(self) -> Optimizer:
         """See `Hooks.default_optimizer`: scoring steps, which choose their coordinates and clip."""
-        if l2_norm_clip is not None:
-            raise ValueError(
-                f"l2_norm_clip={l2_norm_clip} needs an optimizer: pass, say, "
-                '"adam", or leave it out: then there is no clip to choose.'
-            )
         return ScoringOptimizer()
 
     @property
     def _scores(self) -> bool:
-        """Whether the model learns by scoring steps."""
+        """Returns whether the model learns by scoring steps."""
         return isinstance(getattr(self, "optimizer", None), ScoringOptimizer)
 
     def fit(

@@ -69,15 +69,8 @@ class Hooks(Protocol):
         This is the curator's check of the data, outside the guarantee.
         """
 
-    def default_optimizer(self, l2_norm_clip: float | None) -> Optimizer:
-        """Returns the optimizer of `compile` without one.
-
-        Args:
-          l2_norm_clip: The clip that `compile` got.
-
-        Raises:
-          ValueError: The model has no such optimizer, or this one takes no clip.
-        """
+    def default_optimizer(self) -> Optimizer:
+        """Returns the optimizer of `compile` without one, or raises `ValueError`."""
 
     def learned_variables(self) -> Sequence[tf.Variable]:
         """Returns the variables that steps update."""

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tfp_dpvi._tf import Optimizer, forget_variables, register_keras_serializable, tf
+from tfp_dpvi._tf import Subtract, forget_variables, register_keras_serializable, tf
 from tfp_dpvi.optimizers.dp_keras import make_dp_optimizer_class
 
 
-class _Subtract(Optimizer):
-    """Subtracts gradients from variables, as SGD at rate 1 does, without variables of its own."""
-
-    def __init__(self, name: str = "scoring", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
-        self._learning_rate = self._build_learning_rate(1.0)
-
-    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """See Keras."""
-        variable.assign_sub(gradient)
-
-
 @register_keras_serializable("tfp_dpvi", "ScoringOptimizer")
-class ScoringOptimizer(make_dp_optimizer_class(_Subtract)):  # type: ignore[misc]
+class ScoringOptimizer(make_dp_optimizer_class(Subtract)):  # type: ignore[misc]
     """Applies scoring steps as they are: a model computes them in coordinates of its own.
 
     Clip and learning rate are 1, since scores are whitened: see `tfp_dpvi.calibrated.scoring`.
