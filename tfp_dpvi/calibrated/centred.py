@@ -36,11 +36,11 @@ class CentredScores(NamedTuple):
 
     Attributes:
       psi: The clipped scores of the records' outcomes, shape [n, d], each of norm at most C.
-      rows: J rows for each record, shape [n, J, d]. Their outer products sum to the expected
+      rows: Rows for each record, shape [n, m, d]. Their outer products sum to the expected
         `f u u^T`, whose trace is cut to C^2; f is the clip's factor.
       scale: The expected `min(f |u|^2, 3 C^2)`, shape [n].
       expected: The expected `|psi|^2`, shape [n], at most C^2.
-      slope: Two sets of J rows for each record, whose products sum to the expected `psi u^T`.
+      slope: Two sets of rows for each record, whose products sum to the expected `psi u^T`.
     """
 
     psi: tf.Tensor
@@ -88,11 +88,13 @@ def centre_outcomes(
     observed: tf.Tensor,
     bound: float,
     iterations: int = _ITERATIONS,
+    *,
+    jacobian: tf.Tensor | None = None,
 ) -> CentredScores:
     """Returns the centred clip for J outcomes of each record.
 
     Args:
-      scores: Whitened scores, shape [n, J, d].
+      scores: Whitened scores, shape [n, J, d]; with a Jacobian their factors, [n, J, p].
       weights: Weights of the outcomes for the centre, which sum to 1, shape [n, J]: probabilities
         of all outcomes; or 1 / J each for the record's outcome and J - 1 twins.
       model_weights: The same for what the model expects, shape [n, J]: for twins without the
@@ -100,32 +102,82 @@ def centre_outcomes(
       observed: 1 at the record's outcome and else 0, shape [n, J].
       bound: The clip C.
       iterations: The number of fixed-point steps for the centre.
+      jacobian: Whitened derivatives of a distribution's p parameters, shape [n, p, d]: whitened
+        scores are the factors times these. None for the identity.
     """
+    gram = None if jacobian is None else tf.linalg.matmul(jacobian, jacobian, transpose_b=True)
     centre = _mean(weights, scores)
     for _ in range(iterations):
-        factors = weights * _factor(_squares(scores - centre[:, None]), bound)
+        factors = weights * _factor(_squares(scores - centre[:, None], gram), bound)
         total = tf.reduce_sum(factors, axis=1, keepdims=True)
         centre = _mean(factors / total, scores)
     away = scores - centre[:, None]
-    square = _squares(away)
+    square = _squares(away, gram)
     factor = _factor(square, bound)
     clipped = factor[..., None] * away
     rest = _mean(weights, clipped)
-    shrink = bound / (bound + tf.sqrt(_squares(rest)))
+    shrink = bound / (bound + tf.sqrt(_squares(rest[:, None], gram)[:, 0]))
     psi = shrink[:, None, None] * (clipped - rest[:, None])
     trace = factor * square
     kept = model_weights * factor * _at_most(trace, bound**2)
+    own = tf.reduce_sum(observed[..., None] * psi, axis=1)
+    rows = tf.sqrt(kept)[..., None] * away
+    slope = (model_weights[..., None] * psi, away)
+    if jacobian is not None:
+        # In d dimensions once more, since the Gram matrix may have lost digits.
+        own = tf.linalg.matvec(jacobian, own, transpose_a=True)
+        own *= _factor(_squares(own), bound)[:, None]
+        rows = tf.linalg.matmul(_root(rows), jacobian)
+        total = tf.reduce_sum(_squares(rows), axis=1)
+        rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
+        slope = (jacobian, tf.linalg.matmul(_outer(*slope), jacobian))
+    expected = tf.reduce_sum(model_weights * _squares(psi, gram), axis=1)
     return CentredScores(
-        psi=tf.reduce_sum(observed[..., None] * psi, axis=1),
-        rows=tf.sqrt(kept)[..., None] * away,
+        psi=own,
+        rows=rows,
         scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=1),
-        expected=tf.reduce_sum(model_weights * _squares(psi), axis=1),
-        slope=(model_weights[..., None] * psi, away),
+        expected=tf.minimum(expected, bound**2),
+        slope=slope,
     )
 
 
-def _squares(rows: tf.Tensor) -> tf.Tensor:
-    """Returns squared norms, never too small."""
+def _outer(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    """Returns the sums of products of rows, [n, p, p] from two of [n, J, p]."""
+    return tf.linalg.matmul(left, right, transpose_a=True)
+
+
+def _root(rows: tf.Tensor) -> tf.Tensor:
+    """Returns at most p rows with the outer products of J rows, [n, J, p].
+
+    They are a Cholesky factor's, written out: its operation would be slow for small matrices.
+    """
+    num, size = rows.shape[1:]
+    if size >= num:
+        return rows
+    outer = _outer(rows, rows)
+    factor: list[list[tf.Tensor]] = []
+    for row in range(size):
+        entries: list[tf.Tensor] = []
+        for column in range(row):
+            rest = outer[:, row, column]
+            for before in range(column):
+                rest -= entries[before] * factor[column][before]
+            diagonal = factor[column][column]
+            safe = tf.where(diagonal > 0.0, diagonal, tf.ones_like(diagonal))
+            entries.append(tf.where(diagonal > 0.0, rest / safe, tf.zeros_like(rest)))
+        rest = outer[:, row, row]
+        for entry in entries:
+            rest -= tf.square(entry)
+        entries.append(tf.sqrt(tf.maximum(rest, 0.0)))
+        factor.append([*entries, *[tf.zeros_like(rest)] * (size - row - 1)])
+    return tf.stack([tf.stack(entries, axis=1) for entries in factor], axis=2)
+
+
+def _squares(rows: tf.Tensor, gram: tf.Tensor | None = None) -> tf.Tensor:
+    """Returns squared norms, never too small; with a metric of each record, [n, p, p]."""
+    if gram is not None:
+        products = tf.reduce_sum(tf.linalg.matmul(rows, gram) * rows, axis=-1)
+        return tf.maximum(products, 0.0) + tiny(rows.dtype)
     return tf.reduce_sum(tf.square(rows), axis=-1) + rows.shape[-1] * tiny(rows.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tfp_dpvi import _random
@@ -10,10 +11,67 @@ from tfp_dpvi.bayes.model import as_event
 from tfp_dpvi.calibrated.centred import CentredScores, centre_outcomes, centre_two_outcomes
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.twins import simulate_twins
+from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.vmap import gradients_of
 
 # Outcomes of more values are simulated.
 _MOST_VALUES = 8
+# Of a distribution whose scores are factorised.
+_MOST_PARAMETERS = 6
+
+
+class OutcomeScores(NamedTuple):
+    """The scores of J outcomes of each of n records, in factors.
+
+    Attributes:
+      logs: Log densities, shape [n, J].
+      factors: Gradients of the log densities in p parameters, shape [n, J, p]; these are whitened
+        scores if there is no Jacobian.
+      jacobian: The whitened derivatives of these parameters in theta, shape [n, p, d], or None.
+    """
+
+    logs: tf.Tensor
+    factors: tf.Tensor
+    jacobian: tf.Tensor | None
+
+    def usable(self) -> tf.Tensor:
+        """Returns whether a record's scores are finite, bool of shape [n]."""
+        finite = tf.math.is_finite(tf.reduce_sum(tf.square(self.factors), axis=[1, 2]))
+        if self.jacobian is None:
+            return finite
+        finite &= tf.math.is_finite(tf.reduce_sum(tf.square(self.jacobian), axis=[1, 2]))
+        whitened = tf.linalg.matmul(self.factors, self.jacobian)
+        return finite & tf.math.is_finite(tf.reduce_sum(tf.square(whitened), axis=[1, 2]))
+
+    def centred(
+        self,
+        usable: tf.Tensor,
+        weights: tf.Tensor,
+        model_weights: tf.Tensor,
+        observed: tf.Tensor,
+        bound: float,
+    ) -> tuple[tuple[tf.Tensor, tf.Tensor], CentredScores]:
+        """Returns the information, see `ModelScores`, and the centred clip.
+
+        Args:
+          usable: Whether a record contributes, bool of shape [n].
+          weights: As for `centre_outcomes`.
+          model_weights: As for `centre_outcomes`.
+          observed: As for `centre_outcomes`.
+          bound: The clip C.
+        """
+        factors = _select(usable, self.factors)
+        weighted = model_weights[..., None] * factors
+        information = (weighted, factors)
+        jacobian = None
+        if self.jacobian is not None:
+            jacobian = _select(usable, self.jacobian)
+            outer = tf.linalg.matmul(weighted, factors, transpose_a=True)
+            information = (jacobian, tf.linalg.matmul(outer, jacobian))
+        centred = centre_outcomes(
+            factors, weights, model_weights, observed, bound, jacobian=jacobian
+        )
+        return information, centred
 
 
 class ModelScores(NamedTuple):
@@ -22,15 +80,14 @@ class ModelScores(NamedTuple):
     Attributes:
       losses: Negative log densities of the records' outcomes, shape [n].
       usable: Whether the record contributes, bool of shape [n]; all else is zero where not.
-      whitened: Whitened scores of J outcomes, neither centred nor clipped, shape [n, J, d].
-      weights: Their weights in the expectation of outer products, shape [n, J].
+      information: Two sets of rows for each record, shape [n, m, d], whose products sum to the
+        expected outer product of whitened scores, neither centred nor clipped.
       centred: The centred clip.
     """
 
     losses: tf.Tensor
     usable: tf.Tensor
-    whitened: tf.Tensor
-    weights: tf.Tensor
+    information: tuple[tf.Tensor, tf.Tensor]
     centred: CentredScores
 
 
@@ -124,12 +181,12 @@ def _of_two(
     difference = _select(usable, difference)
     odds = _select(usable, odds)
     probability = tf.sigmoid(odds)
+    variance = probability * (1.0 - probability)
     centred = centre_two_outcomes(difference, probability, _select(usable, outcome), bound)
     return ModelScores(
         losses=_select(usable, losses),
         usable=usable,
-        whitened=difference[:, None],
-        weights=(probability * (1.0 - probability))[:, None],
+        information=(variance[:, None, None] * difference[:, None], difference[:, None]),
         centred=centred,
     )
 
@@ -147,20 +204,15 @@ def _of_values(
     """Returns the scores of all values that an outcome can have, and their probabilities."""
     num = tf.shape(mask)[0]
     every = tf.tile(tf.constant(values, distribution.dtype), [num])
-    logs, scores = _scores_of(pairing, vector, whitening, records["x"], every, mask, len(values))
+    scores = _scores_of(pairing, vector, whitening, records["x"], every, mask, len(values))
     outcome: Any = as_event(records["y"], distribution)
     observed = tf.cast(outcome[:, None] == tf.constant(values, outcome.dtype), vector.dtype)
-    usable = mask & _finite_rows(scores) & tf.reduce_all(~tf.math.is_nan(logs), axis=1)
-    scores = _select(usable, scores)
-    weights = tf.nn.softmax(_select(usable, logs), axis=1)
-    losses = -tf.reduce_sum(tf.where(observed > 0.0, logs, tf.zeros_like(logs)), axis=1)
-    return ModelScores(
-        losses=_select(usable, losses),
-        usable=usable,
-        whitened=scores,
-        weights=weights,
-        centred=centre_outcomes(scores, weights, weights, observed, bound),
-    )
+    usable = mask & scores.usable() & tf.reduce_all(~tf.math.is_nan(scores.logs), axis=1)
+    weights = tf.nn.softmax(_select(usable, scores.logs), axis=1)
+    logs = tf.where(observed > 0.0, scores.logs, tf.zeros_like(scores.logs))
+    information, centred = scores.centred(usable, weights, weights, observed, bound)
+    losses = _select(usable, -tf.reduce_sum(logs, axis=1))
+    return ModelScores(losses, usable, information, centred)
 
 
 def _of_twins(
@@ -189,21 +241,16 @@ def _of_twins(
         lambda *parts: tf.reshape(tf.stack(parts, axis=1), [-1, *parts[0].shape[1:]]), *outcomes
     )
     size = num_twins + 1
-    logs, scores = _scores_of(pairing, vector, whitening, records["x"], rows, mask, size)
+    scores = _scores_of(pairing, vector, whitening, records["x"], rows, mask, size)
     # All or none: dropping only a twin would break the symmetry.
-    usable &= _finite_rows(scores) & tf.reduce_all(tf.math.is_finite(logs), axis=1)
-    scores = _select(usable, scores)
+    usable &= scores.usable() & tf.reduce_all(tf.math.is_finite(scores.logs), axis=1)
     ones = tf.ones([num, 1], vector.dtype)
     weights = tf.fill([num, size], tf.constant(1.0 / size, vector.dtype))
     model_weights = tf.concat([0.0 * ones, tf.tile(ones / num_twins, [1, num_twins])], axis=1)
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
-    return ModelScores(
-        losses=_select(usable, -logs[:, 0]),
-        usable=usable,
-        whitened=scores,
-        weights=model_weights,
-        centred=centre_outcomes(scores, weights, model_weights, first, bound),
-    )
+    information, centred = scores.centred(usable, weights, model_weights, first, bound)
+    losses = _select(usable, -scores.logs[:, 0])
+    return ModelScores(losses, usable, information, centred)
 
 
 def _scores_of(
@@ -214,8 +261,25 @@ def _scores_of(
     outcomes: Structure,
     mask: tf.Tensor,
     num_each: int,
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns log densities, shape [n, J], and whitened scores, [n, J, d], of J outcomes each."""
+) -> OutcomeScores:
+    """Returns the scores of J outcomes of each record."""
+    arguments = (pairing, vector, whitening, x, outcomes, mask, num_each)
+    try:
+        return _factorised_scores(*arguments)
+    except (TypeError, NotImplementedError):
+        return _direct_scores(*arguments)
+
+
+def _direct_scores(
+    pairing: Pairing,
+    vector: tf.Tensor,
+    whitening: tf.Tensor,
+    x: Structure,
+    outcomes: Structure,
+    mask: tf.Tensor,
+    num_each: int,
+) -> OutcomeScores:
+    """Returns the scores of J outcomes of each record, from a backward pass for each."""
     theta = pairing.read(vector)
 
     def record_gradient(
@@ -230,16 +294,92 @@ def _scores_of(
 
     repeated = tf.nest.map_structure(lambda part: tf.repeat(part, num_each, axis=0), x)
     masks = tf.repeat(mask, num_each)
-    logs, (gradients,) = gradients_of(record_gradient, (repeated, outcomes), masks)
-    scores = tf.linalg.matmul(gradients, whitening, transpose_b=True)
-    return (
+    logs, gradients = gradients_of(record_gradient, (repeated, outcomes), masks)
+    scores = tf.linalg.matmul(gradients[0], whitening, transpose_b=True)
+    return OutcomeScores(
         tf.reshape(logs, [-1, num_each]),
         tf.reshape(scores, [-1, num_each, theta.shape[0]]),
+        None,
     )
 
 
-def _finite_rows(scores: tf.Tensor) -> tf.Tensor:
-    return tf.math.is_finite(tf.reduce_sum(tf.square(scores), axis=[1, 2]))
+def _factorised_scores(
+    pairing: Pairing,
+    vector: tf.Tensor,
+    whitening: tf.Tensor,
+    x: Structure,
+    outcomes: Structure,
+    mask: tf.Tensor,
+    num_each: int,
+) -> OutcomeScores:
+    """Returns the scores of J outcomes of each record, in factors.
+
+    The likelihood's distribution is taken apart: with s the gradient of a log density in its p
+    parameters, and J_i the derivative of these in theta for record i, a score is `J_i^T s`. Then p
+    backward passes serve all outcomes.
+
+    Raises:
+      TypeError: The distribution cannot be taken apart, or has too many parameters.
+    """
+    theta = pairing.read(vector)
+    taken: list[Callable[[Sequence[tf.Tensor]], tfd.Distribution]] = []
+    moving: list[bool] = []
+
+    def derivative(x: Structure, keep: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        del keep
+        batch = tf.nest.map_structure(lambda part: part[None], x)
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(theta)
+            parts, joined = take_apart(pairing.likelihood(vector, theta, batch))
+            rest = joined([tf.stop_gradient(part) for part in parts]).log_prob(_zeros(outcomes))
+            entries = [
+                tf.unstack(tf.reshape(part, [-1])) if part.dtype.is_floating else []
+                for part in parts
+            ]
+        if tape.gradient(rest, theta) is not None:
+            raise TypeError("the density reads parameters that are no part of the distribution")
+        slopes = [[tape.gradient(entry, theta) for entry in part] for part in entries]
+        taken.append(joined)
+        moving[:] = [any(slope is not None for slope in part) for part in slopes]
+        rows = [
+            tf.zeros_like(theta) if slope is None else slope
+            for part, moves in zip(slopes, moving, strict=True)
+            for slope in part
+            if moves
+        ]
+        if not 0 < len(rows) <= _MOST_PARAMETERS:
+            raise TypeError(f"the distribution has {len(rows)} parameters")
+        return tf.zeros([], theta.dtype), [tf.stack(rows), *parts]
+
+    _, values = gradients_of(derivative, x, mask)
+    jacobian, parts = values[0], values[1:]
+
+    def density(
+        row: tuple[list[tf.Tensor], Structure], keep: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        del keep
+        own, outcome = row
+        outcome = tf.nest.map_structure(lambda part: part[None], outcome)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            wanted = [part for part, moves in zip(own, moving, strict=True) if moves]
+            tape.watch(wanted)
+            log_prob = tf.reshape(taken[-1](own).log_prob(outcome), [])
+        slopes = tape.gradient(log_prob, wanted, unconnected_gradients="zero")
+        return log_prob, [tf.concat([tf.reshape(slope, [-1]) for slope in slopes], axis=0)]
+
+    repeated = [tf.repeat(part, num_each, axis=0) for part in parts]
+    masks = tf.repeat(mask, num_each)
+    logs, gradients = gradients_of(density, (repeated, outcomes), masks)
+    return OutcomeScores(
+        tf.reshape(logs, [-1, num_each]),
+        tf.reshape(gradients[0], [-1, num_each, jacobian.shape[1]]),
+        tf.linalg.matmul(jacobian, whitening, transpose_b=True),
+    )
+
+
+def _zeros(outcomes: Structure) -> Structure:
+    """Returns one outcome of zeros."""
+    return tf.nest.map_structure(lambda part: tf.zeros([1, *part.shape[1:]], part.dtype), outcomes)
 
 
 def _select(usable: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

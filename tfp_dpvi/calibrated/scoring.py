@@ -412,9 +412,7 @@ class Scoring:
         centred = scores.centred
         return {
             "num": tf.reduce_sum(tf.cast(scores.usable, vector.dtype)),
-            "information": tf.einsum(
-                "nj,nja,njb->ab", scores.weights, scores.whitened, scores.whitened
-            ),
+            "information": tf.einsum("nja,njb->ab", *scores.information),
             "matrix": tf.einsum("nja,njb->ab", centred.rows, centred.rows),
             "slope": tf.einsum("nja,njb->ab", *centred.slope),
             "scale": tf.reduce_sum(centred.scale),
