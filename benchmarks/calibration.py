@@ -12,6 +12,7 @@ and no baseline. The last line is a summary as JSON.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import json
 import math
@@ -21,6 +22,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import calibration_cells
@@ -40,6 +42,8 @@ QUICK = 40
 # Data sets whose ideal widths are computed, which takes as long as a fit.
 NUM_IDEALS = 8
 NUM_PUBLIC = 1000
+# Fits from which on XLA saves more time than it takes.
+WORTH_XLA = 10
 
 
 class DataSet(NamedTuple):
@@ -62,11 +66,13 @@ class Cell:
     Args:
       name: The name of the cell.
       seed: The seed of all data sets.
+      compiled: The methods whose step is compiled with XLA.
     """
 
-    def __init__(self, name: str, seed: int) -> None:
+    def __init__(self, name: str, seed: int, compiled: Collection[str] = ()) -> None:
         self.kind, self.size, self.epsilon = calibration_cells.parse(name)
         self._seed = seed
+        self._compiled = compiled
         self.prior, self.likelihood = self.kind.make()
         self._model = BayesianModel(self.prior, self.likelihood)
         self.coordinates = Coordinates(self.prior, log_scales=True)
@@ -101,7 +107,7 @@ class Cell:
                 if method == "centred"
                 else by_pilot(method, *arguments, **budget)
             )
-            self._fits[method] = Replicates(made)
+            self._fits[method] = Replicates(made, use_xla=method in self._compiled)
         return self._fits[method]
 
     def rows(self, number: int, methods: list[str]) -> dict[str, dict[str, Any]]:
@@ -201,7 +207,8 @@ def extend(name: str, path: pathlib.Path, num: int, baseline: int, seed: int) ->
         return stored
     begun = time.perf_counter()
     stored["versions"] = sorted({*stored.get("versions", []), versions()})
-    cell = Cell(name, seed)
+    counts = collections.Counter(method for _, methods in todo for method in methods)
+    cell = Cell(name, seed, [method for method in METHODS if counts[method] >= WORTH_XLA])
     rows = stored.setdefault("rows", {})
     before = stored.get("seconds", 0.0)
     for done, (number, methods) in enumerate(todo, start=1):
@@ -370,12 +377,8 @@ def run_cell(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.jobs > 1:
         # In a process of its own: traces and constants of many models fill the memory.
         options = [f"--{option}={value}" for option, value in sizes.items()]
-        subprocess.run(
-            [sys.executable, __file__, "--jobs=1", "--no-table", "--cells", name]
-            + [*options, f"--out={arguments.out}"],
-            check=True,
-            stdout=sys.stderr,
-        )
+        options += ["--jobs=1", "--no-table", f"--out={arguments.out}", "--cells", name]
+        subprocess.run([sys.executable, __file__, *options], check=True, stdout=sys.stderr)
     else:
         extend(name, path, **sizes)
     summary = summary_of(json.loads(path.read_text()))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +35,10 @@ from tfp_dpvi.optimizers import ScoringOptimizer
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.sampling import FullBatchSampler
 from tfp_dpvi.training import Mechanism, initial_state
-from tfp_dpvi.training.step import make_steps
+from tfp_dpvi.training.compiled import CompiledSteps
 
+# From so many steps on XLA is worth its time.
+_MANY_STEPS = 100_000
 # Warnings are counted, not logged, for each replicate.
 _LOG = logging.getLogger("tfp_dpvi")
 
@@ -50,12 +52,14 @@ class Replicate(NamedTuple):
     Attributes:
       draws: Draws of the posterior in the coordinates of `Replicates`, shape [S, D].
       calibrated: The calibrated posterior, or None if there is none.
-      seconds: The time of steps and posterior.
+      seconds: The time of the steps and the posterior.
+      posterior_seconds: That of the posterior.
     """
 
     draws: np.ndarray
     calibrated: Calibrated | None
     seconds: float
+    posterior_seconds: float
 
     @property
     def warnings(self) -> list[str]:
@@ -212,26 +216,24 @@ class Replicates:
     Args:
       method: The method.
       num_draws: The number S of draws of a posterior.
-      jit_compile: Whether to compile the step with XLA, which is worth it for many replicates.
+      use_xla: Whether to compile the step with XLA where it can be, which takes seconds and is worth
+        it for many replicates.
 
     Attributes:
       method: The method.
       coordinates: The coordinates of the draws: logarithms of positive parameters, and D in all.
     """
 
-    def __init__(self, method: Method, *, num_draws: int = 1000, jit_compile: bool = False) -> None:
+    def __init__(self, method: Method, *, num_draws: int = 1000, use_xla: bool = False) -> None:
         self.method = method
         self.coordinates = Coordinates(method.model.prior, log_scales=True)
-        self._num_draws = num_draws
-        self._steps = make_steps(
-            method.mechanism, method.optimizer, method.variables, jit_compile=jit_compile
-        )
-        self._start = [(variable, variable.numpy()) for variable in self._all_variables()]
         self._plain = Coordinates(method.model.prior)
-
-    def _all_variables(self) -> Iterator[tf.Variable]:
-        yield from self.method.variables
-        yield from self.method.optimizer.variables
+        self._num_draws = num_draws
+        strategy = tf.distribute.get_strategy()
+        jit_compile = None if use_xla else False
+        self._compiled = CompiledSteps(method.optimizer, strategy, jit_compile, run_eagerly=False)
+        self._compiled.begin(method.variables, _MANY_STEPS, gains_from_xla=True)
+        self._start: list[tuple[tf.Variable, np.ndarray]] = []
 
     def fit(self, x: Structure, y: Structure, seed: int) -> Replicate:
         """Fits one data set.
@@ -243,6 +245,7 @@ class Replicates:
         """
         begun = time.perf_counter()
         released = self._run(x, y, seed)
+        ran = time.perf_counter()
         level = _LOG.level
         _LOG.setLevel(logging.ERROR)
         try:
@@ -250,21 +253,27 @@ class Replicates:
         finally:
             _LOG.setLevel(level)
         draws = self._draws(calibrated, seed)
-        return Replicate(draws, calibrated, time.perf_counter() - begun)
+        ended = time.perf_counter()
+        return Replicate(draws, calibrated, ended - begun, ended - ran)
 
     def _run(self, x: Structure, y: Structure, seed: int) -> Released:
         """Runs all steps from the start; returns what accumulated."""
         method = self.method
+        records = make_records(x, y, None, dtype=method.model.dtype, validate=False).tensors()
+        steps = self._compiled.steps_for(method.mechanism, records)
+        # Tracing has made the optimizer's variables.
+        if not self._start:
+            variables = (*method.variables, *method.optimizer.variables)
+            self._start = [(variable, variable.numpy()) for variable in variables]
         for variable, value in self._start:
             variable.assign(value)
-        records = make_records(x, y, None, dtype=method.model.dtype, validate=False).tensors()
         key = tf.constant(_random.new_key(seed))
         state = initial_state(method.mechanism, 0, method.num_steps)
         ends = [*method.boundaries[1:], method.num_steps]
         for step, end in zip(method.boundaries, ends, strict=True):
             method.advance(step, self._by_name(state.accumulated))
             num = tf.constant(end - step, tf.int64)
-            state = self._steps(state, num, records, key, method.mechanism.noise)
+            state = steps(state, num, records, key, method.mechanism.noise)
         return self._by_name(state.accumulated)
 
     def _by_name(self, accumulated: Sequence[Structure]) -> Released:
