@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 import calibration
 import calibration_cells
@@ -15,7 +16,7 @@ from tfp_dpvi.bayes.model import BayesianModel
 class FakeCell:
     """Instead of fits it returns rows that depend on the number of the data set alone."""
 
-    ran: list[tuple[int, tuple[str, ...]]] = []
+    ran: ClassVar[list[tuple[int, tuple[str, ...]]]] = []
 
     def __init__(self, name, seed, compiled):
         del name, seed, compiled

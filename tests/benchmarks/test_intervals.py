@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from intervals import Ideal, NonPrivate, crps, ideal_sds, interval, interval_score
 
-from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi._tf import tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 
