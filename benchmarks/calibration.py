@@ -138,6 +138,9 @@ class Cell:
                 row["warnings"] = [re.split(" \\(|[:;]", each)[0] for each in fit.warnings]
                 row["signal"] = _rounded(checks.curvature_signal)
                 row["distance"] = _rounded(checks.distance)
+                row["halves"] = _rounded(checks.halves)
+                if method == "centred":
+                    row["lack_of_fit_z"] = _rounded(checks.lack_of_fit_z)
             elif method != "flat":
                 row["failed"] = True
             rows[method] = row
