@@ -124,6 +124,8 @@ class Ideal:
     def __init__(self, model: BayesianModel, coordinates: Coordinates) -> None:
         self._model = model
         self._coordinates = coordinates
+        # Set by tracing.
+        self._is_simulated: list[bool] = []
         self._scores = tf.function(self._scores_of, autograph=False)
         self._prior_sd = coordinates.prior_draws(4096).std(axis=0)
 
@@ -166,6 +168,7 @@ class Ideal:
             whitened_by=np.diag(self._prior_sd[read] ** -2.0),
             num_records=num_records,
             noise_multiplier=plan.noise_multiplier,
+            simulated=self._is_simulated[-1],
         )
 
     def _scores_of(
@@ -180,6 +183,7 @@ class Ideal:
 
         at_truth = distribution(vector, x)
         values = possible_values(at_truth)
+        self._is_simulated.append(values is None)
         num = tf.nest.flatten(x)[0].shape[0]
         if values is None:
             drawn = tf.stop_gradient(at_truth.sample(NUM_OUTCOMES, seed=seed))
@@ -214,6 +218,7 @@ def ideal_sds(
     whitened_by: np.ndarray,
     num_records: int,
     noise_multiplier: float,
+    simulated: bool = False,
     clips: tuple[float, ...] = CLIPS,
 ) -> np.ndarray:
     """Returns the ideal standard deviations from scores of simulated outcomes.
@@ -229,6 +234,8 @@ def ideal_sds(
       whitened_by: A precision over all records that keeps the coordinates finite, shape [d, d].
       num_records: The number N of records.
       noise_multiplier: sigma.
+      simulated: Whether the J outcomes are draws, not all that there are: their moments about a
+        centre that is theirs are too small by (J - 1) / J.
       clips: Clips over sqrt(d).
     """
     size = scores.shape[-1]
@@ -238,12 +245,16 @@ def ideal_sds(
     whitening = np.linalg.inv(np.linalg.cholesky(relative)) * scale
     whitened = scores @ whitening.T
     back = np.linalg.inv(whitening)
+    num_outcomes = scores.shape[1]
+    factor = num_records / len(scores)
+    if simulated:
+        factor *= num_outcomes / (num_outcomes - 1.0)
     best = None
     for clip in np.sqrt(size) * np.array(clips):
         clipped, away = centre(whitened, weights, clip)
         variance = np.einsum("nj,nja,njb->ab", weights, clipped, clipped)
         slope = np.einsum("nj,nja,njb->ab", weights, clipped, away)
-        variance, slope = (num_records / len(scores) * part for part in (variance, slope))
+        variance, slope = (factor * part for part in (variance, slope))
         slope = (slope + slope.T) / 2.0
         noise = (noise_multiplier * clip) ** 2 * np.eye(size)
         precision = prior_precision.copy()

@@ -49,6 +49,23 @@ def test_the_ideal_of_two_equally_likely_outcomes_is_in_closed_form(noise):
     assert sds[0] ** -2 == pytest.approx(3.0 + num**2 / 4.0 / (num + noise**2), rel=1e-6)
 
 
+def test_the_ideal_of_normal_scores_is_that_of_their_information():
+    # A clip that cuts nothing, and no noise.
+    scores = np.random.default_rng(0).normal(size=(4000, 8, 1))
+    sds = ideal_sds(
+        scores,
+        np.full([4000, 8], 1 / 8),
+        np.zeros([1, 1]),
+        np.array([0]),
+        whitened_by=np.array([[1e-6]]),
+        num_records=100,
+        noise_multiplier=0.0,
+        simulated=True,
+        clips=(20.0,),
+    )
+    assert sds[0] == pytest.approx(0.1, rel=0.02)
+
+
 def test_an_ideal_does_not_depend_on_units():
     generator = np.random.default_rng(0)
     scores = generator.normal(size=(50, 16, 2)) @ np.array([[1.0, 0.5], [0.0, 2.0]])
