@@ -125,8 +125,8 @@ bench-layers: $(STAMP) ## Each kind of layer: a private step over a non-private 
 	$(BIN)/python benchmarks/layers.py
 
 .PHONY: bench-calibration
-bench-calibration: $(STAMP) ## Do private intervals cover? 200 simulated data sets a cell: an hour and a half; goes on where it stopped
-	$(BIN)/python benchmarks/calibration.py
+bench-calibration: $(STAMP) ## Do private intervals cover? 200 simulated data sets a cell, or 40 with QUICK=1; goes on where it stopped
+	$(BIN)/python benchmarks/calibration.py $(if $(QUICK),--quick) $(CALIBRATION_ARGS)
 
 # The peers' environments: .venv-jax from benchmarks/peers/jax.txt, .venv-torch from torch.txt.
 .venv-%/.installed: benchmarks/peers/%.txt $(STAMP)

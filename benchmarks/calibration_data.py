@@ -14,14 +14,16 @@ import pathlib
 import platform
 import subprocess
 import sys
-import time
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-from calibration import Fits, NonPrivate
+from calibration import DELTA
+from intervals import NonPrivate, interval
+from replicates import Replicates, by_pilot
 
 from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import BayesianModel
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
 from data import load_abalone, load_adult
@@ -69,11 +71,14 @@ def run(name, num_fits, epsilon):
     size = round(share * len(x))
     prior, likelihood = model_of(width)
     coordinates = Coordinates(prior)
-    exact = NonPrivate(prior, likelihood, coordinates)
+    exact = NonPrivate(BayesianModel(prior, likelihood), coordinates)
     if not num_public:
         public = np.random.default_rng(0).normal(size=(1000, width)).astype("float32")
+    records = (x[:size], y[:size], public)
     fits = {
-        clipping: Fits(lambda: model_of(width), clipping, public, size, epsilon, x[:size], y[:size])
+        clipping: Replicates(
+            by_pilot(clipping, *model_of(width), *records, epsilon=epsilon, delta=DELTA)
+        )
         for clipping in ("paired", "flat")
     }
     rows, without, seconds = {clipping: [] for clipping in fits}, [], []
@@ -87,18 +92,17 @@ def run(name, num_fits, epsilon):
         )  # Means of its predictions alone are read.
         without.append(accuracy(gaussian, x[test], y[test], coordinates))
         for clipping, one in fits.items():
-            begun = time.perf_counter()
-            draws, _ = one.draws(x[own], y[own], coordinates)
-            seconds.append(time.perf_counter() - begun)
-            low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+            fit = one.fit(x[own], y[own], number)
+            draws = fit.draws
+            seconds.append(fit.seconds)
+            low, high = interval(draws)
             row = {
                 "inside": (low <= mean) & (mean <= high),
                 "width": np.mean((high - low) / (2 * 1.645 * sd)),
                 "accuracy": accuracy(draws[:500], x[test], y[test], coordinates),
             }
             if clipping == "paired":
-                found = one.model._calibrated().checks
-                row["warned"] = bool(found.warnings)
+                row["warned"] = bool(fit.warnings)
             rows[clipping].append(row)
     summary = {
         "num_records": size,
@@ -115,7 +119,7 @@ def run(name, num_fits, epsilon):
             "width": float(np.mean([row["width"] for row in found])),
             "accuracy": float(np.mean([row["accuracy"] for row in found])),
             "accuracy_sd": float(np.std([row["accuracy"] for row in found])),
-            "clip": fits[clipping].pilot.l2_norm_clip,
+            "clip": fits[clipping].method.settings["clip"],
         }
         if clipping == "paired":
             summary[clipping]["warned"] = float(np.mean([row["warned"] for row in found]))

@@ -1,4 +1,4 @@
-"""Noise-aware DPVI (Alrawajfeh, Jälkö and Honkela, arXiv:2410.19371) and the paired posterior on the same simulated data sets.
+"""Noise-aware DPVI (Alrawajfeh, Jälkö and Honkela, arXiv:2410.19371) and our posteriors on the same simulated data sets.
 
     python benchmarks/noise_aware.py [--cells logistic5-5000-1.0 ...] [--num 40] [--output docs/figures/noise_aware.json]
 
@@ -23,7 +23,7 @@ Gradients are in closed form. Priors and likelihoods are those of the cells.
 Their clips and factors are for other data. Here steps (also fewer than theirs), clip, factor and learning rate (its multiple of the
 above) come from a small grid, by the truth of ten data sets of the same cell from other seeds: once those of the smallest CRPS, once
 those of the narrowest intervals among settings that cover at least 0.85 there (else of the best coverage). Such tuning is impossible for a
-user and favours the peer. The paired posterior has `dpvi.pilot`'s settings, as in `calibration.py`. Results of the grid are stored in
+user and favours the peer. The paired posterior has `dpvi.pilot`'s settings, the centred one has none. Results of the grid are stored in
 the file and reused.
 """
 
@@ -40,12 +40,16 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from calibration import DELTA, LEVEL, MODELS, NUM_DRAWS, Fits, NonPrivate, crps
+from calibration import DELTA
+from calibration_cells import parse
+from intervals import QUANTILE, NonPrivate, crps, interval
+from replicates import Replicates, by_pilot, centred
 from scipy import optimize
 from scipy.special import expit as sigmoid
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan
 
 RATE, MONTE_CARLO, BURN_IN, POSTERIOR_DRAWS = 0.1, 10, 0.2, 4000
@@ -271,18 +275,15 @@ def noise_aware(trace, generator):
 
 
 class Cell:
-    """Simulated data sets of a cell of `calibration.py`, in its order."""
+    """Simulated data sets of a cell of `calibration.py`, from one stream of random numbers."""
 
     def __init__(self, cell):
-        name, size, epsilon = cell.split("-")
-        (self.make, self.inputs, self.public), self.size, self.epsilon = (
-            MODELS[name],
-            int(size),
-            float(epsilon),
-        )
-        self.prior, self.likelihood = self.make()
-        self.coordinates = Coordinates(self.prior)
-        self.target = (Linear if name == "linear" else Logistic)(self.coordinates.num)
+        model, self.size, self.epsilon = parse(cell)
+        self.inputs, self.public = model.inputs, model.public
+        self.prior, self.likelihood = model.make()
+        self.coordinates = Coordinates(self.prior, log_scales=True)
+        is_linear = "linear" in cell
+        self.target = (Linear if is_linear else Logistic)(self.coordinates.num)
         budget: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": DELTA,
@@ -318,11 +319,11 @@ class Cell:
 
 def scores(draws, truth, mean, sd):
     """Of draws of one posterior; `mean` and `sd` are of the posterior without privacy."""
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    low, high = interval(draws)
     return {
         "covered": (low <= truth) & (truth <= high),
-        "width": (high - low) / (2 * 1.645 * sd),
-        "crps": crps(draws[:NUM_DRAWS], truth),
+        "width": (high - low) / (2 * QUANTILE * sd),
+        "crps": crps(draws[:1000], truth),
         "off": (draws.mean(axis=0) - mean) / sd,
     }
 
@@ -357,30 +358,28 @@ def chosen(tried):
 
 def run(name, num, seed, done, save):
     cell, generator = Cell(name), np.random.default_rng(seed + 77)
-    exact = NonPrivate(cell.prior, cell.likelihood, cell.coordinates)
+    exact = NonPrivate(BayesianModel(cell.prior, cell.likelihood), cell.coordinates)
     tried = done.get("tried") or try_settings(cell, exact, generator)
     save({"tried": tried})
     settings = chosen(tried)
     sets = cell.sets(seed)
-    x, y, _ = next(sets)  # As there, where it is for tracing.
-    paired = Fits(
-        cell.make,
-        "paired",
-        cell.public(np.random.default_rng(7), 1000),
-        cell.size,
-        cell.epsilon,
-        x,
-        y,
-    )
-    paired.model.after_fit = lambda: None  # The posterior is made where it is timed.
+    x, y, _ = next(sets)  # Only for its shapes.
+    fitted = (cell.prior, cell.likelihood, x, y, cell.public(np.random.default_rng(7), 1000))
+    budget = {"epsilon": cell.epsilon, "delta": DELTA}
+    ours = {
+        "centred": Replicates(centred(*fitted, **budget)),
+        "paired": Replicates(by_pilot("paired", *fitted, **budget)),
+    }
     rows: dict[str, list[dict[str, Any]]] = {}
     took: dict[str, list[float]] = {}
     for number in range(num):
         x, y, truth = next(sets)
         known = truth, *exact.fit(truth, x, y)
         every = {}
-        every["paired"], seconds = paired.draws(x, y, cell.coordinates)
-        took.setdefault("paired", []).append(seconds)
+        for kind, replicates in ours.items():
+            fit = replicates.fit(x, y, seed + number)
+            every[kind] = fit.draws
+            took.setdefault(kind, []).append(fit.posterior_seconds)
         for how, one in settings.items():
             begun = time.perf_counter()
             trace = cell.trace(x, y, one, generator)
@@ -401,7 +400,10 @@ def run(name, num, seed, done, save):
         )
     summary = {
         "num": num,
-        "noise_multiplier": {**cell.noise_multipliers, "paired": paired.noise},
+        "noise_multiplier": {
+            **cell.noise_multipliers,
+            **{kind: one.method.mechanism.noise_multiplier for kind, one in ours.items()},
+        },
         "settings": {
             how: dict(zip(("steps", "clip", "factor", "speed"), one, strict=True))
             for how, one in settings.items()
