@@ -542,7 +542,12 @@ class Subtract(Optimizer):
         self._learning_rate = self._build_learning_rate(1.0)
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
-        """See Keras."""
+        """Subtracts a gradient.
+
+        Args:
+          gradient: The gradient.
+          variable: The variable.
+        """
         variable.assign_sub(gradient)
 
 
