@@ -85,6 +85,17 @@ class Coordinates:
         """Returns the parameters, from vectors of shape [..., size]."""
         return self._to_support.forward(self._unflat(parts))
 
+    def is_real(self, part: int) -> bool:
+        """Returns whether a part of the parameters has no constraint.
+
+        Args:
+          part: Its number in the order of `tf.nest.flatten`.
+        """
+        points = [tf.linspace(tf.constant(-1.0, self.dtype), 2.0, size) for size in self.sizes]
+        constrained = tf.nest.flatten(as_graph(lambda: self.constrain(points)))[part]
+        same = np.asarray(points[part]) == np.reshape(np.asarray(constrained), [-1])
+        return bool(same.all()) if same.shape == (self.sizes[part],) else False
+
     def prior_draws(self, num: int, seed: Sequence[int] | np.ndarray = (0, 3)) -> np.ndarray:
         """Returns draws from the prior as vectors on the real line, float64 of shape [num, D].
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, function_of_model, tf
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.calibrated.centred import centred_releases
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
@@ -61,10 +62,6 @@ _FLOOR = 0.1
 _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
-# Directions without information at the start, of exchangeable components, start this far apart in
-# the prior's standard deviations.
-_APART = 0.5
-_NO_INFORMATION = 1e-9
 _NUM_PRIOR_DRAWS = 4096
 
 
@@ -132,22 +129,42 @@ class Scoring:
         self._whitening = tf.Variable(square, dtype=dtype, trainable=False, name="whitening")
         self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
-        self.num_twins = 0 if self._enumerates() else NUM_TWINS
+        likelihood = self._likelihood_at_start()
+        self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
+        if isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture):
+            self.theta.assign(self._apart())
         self._simulate = function_of_model(self._simulated_sums)
         scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
         self._coordinates = FitCoordinates(np.diag(scales), trusted=True)
         self._slope = Slope(square, 1.0)
 
-    def _enumerates(self) -> bool:
-        found: list[bool] = []
+    def _likelihood_at_start(self) -> tfd.Distribution:
+        found: list[tfd.Distribution] = []
 
         def probe() -> tf.Tensor:
-            distribution = self.pairing.distribution(self._rest, self._x)
-            found.append(not self.pairing.generative and possible_values(distribution) is not None)
+            found.append(self.pairing.distribution(self._rest, self._x))
             return tf.zeros([])
 
         tf.function(probe, autograph=False).get_concrete_function()
         return found[-1]
+
+    def _apart(self) -> np.ndarray:
+        """Returns a start at which the components of a mixture differ.
+
+        If they are alike nothing tells them apart, and steps would stay between the modes that
+        differ by the components' order. Entries of vectors on the real line start at quantiles of
+        their prior.
+        """
+        pairing, start = self.pairing, self.prior.mean.copy()
+        sds = 1.0 / np.sqrt(np.diag(self.prior.precision))
+        first = 0
+        for part in pairing.parameters_read:
+            size = pairing.coordinates.sizes[part]
+            if size > 1 and pairing.coordinates.is_real(part):
+                places = (np.arange(size) + 0.5) / size
+                start[first : first + size] += sds[first : first + size] * stats.norm.ppf(places)
+            first += size
+        return start
 
     # ------------------------------------------------------------------ the step
 
