@@ -47,8 +47,9 @@ _BURN_IN = 5
 _NUM_INPUTS = 512
 _NUM_REFRESHES = 24
 _NUM_GAINS = 8
-# Gains of the first and of the last steps: 1 would be a Newton step.
-_FIRST_GAIN = 1.0
+# The shares of a Newton step that steps make, at first 1: with wrong public inputs a full step may
+# be several times too long, and would go to and fro.
+_BURN_IN_GAIN = 0.15
 _LAST_GAIN = 0.04
 # The longest step, in whitened units over d: standard deviations of a record's information.
 _LONGEST = 2.0
@@ -58,6 +59,7 @@ _WANDER = 0.3
 _FARTHEST = 0.5
 # Of the noise's spectral radius, the least eigenvalue of the curvature that forms coordinates.
 _FLOOR = 0.1
+_MIX = 0.0
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
 _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
@@ -274,9 +276,9 @@ class Scoring:
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
-        place = min(1.0, step / window)
-        gain = _LAST_GAIN + (_FIRST_GAIN - _LAST_GAIN) * (1.0 + math.cos(math.pi * place)) / 2.0
-        self._set_gain(gain, mechanism)
+        # From 1 to the gain of the burn-in, over the last third of the public coordinates.
+        place = float(np.clip(3.0 * step / public - 2.0, 0.0, 1.0))
+        self._set_gain(_LAST_GAIN if step == window else _BURN_IN_GAIN**place, mechanism)
 
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
@@ -311,7 +313,7 @@ class Scoring:
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
-        curvatures = self.curvatures(accumulated, mechanism, np.arange(_PUBLIC, _BURN_IN))
+        curvatures = self.curvatures(accumulated, mechanism, np.arange(_PUBLIC, _BURN_IN), _MIX)
         whitening, num = self._coordinates.whitening, self.num_records
         likelihood = LinearLikelihood.from_window(
             curvatures.window, curvatures.slopes, curvatures.matrices, np.arange(self.size)
@@ -324,20 +326,24 @@ class Scoring:
         length = float(np.linalg.norm(step))
         step *= min(1.0, 2.0 * _LONGEST * self.size / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
-        is_noise = curvatures.window.curvature_signal < _LEAST_SIGNAL
-        if is_noise or curvatures.resembles >= _LEAST_RESEMBLANCE:
+        if curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return
         radius = curvatures.kappa * curvatures.window.matrix_sd * math.sqrt(2.0 * self.size)
         floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))
         slope = log_mean(curvatures.slopes, floor) / num
         information = slope / self._slope.shrink
         relative = whitening_of(information + precision / num, np.arange(self.size))
-        self._use(relative @ whitening, trusted=False)
+        trusted = curvatures.resembles >= _LEAST_RESEMBLANCE
+        self._use(relative @ whitening, trusted=trusted)
         moments = self._moments(self._theta(), self._coordinates.whitening)
         self._set_target(symmetric(relative @ information @ relative.T), moments)
 
     def curvatures(
-        self, accumulated: dict[str, Any], mechanism: Mechanism, used: np.ndarray
+        self,
+        accumulated: dict[str, Any],
+        mechanism: Mechanism,
+        used: np.ndarray,
+        flatten: float = 0.0,
     ) -> Curvatures:
         """Returns draws of the curvature from the releases of some blocks of steps.
 
@@ -370,6 +376,7 @@ class Scoring:
             halves=(first.score - second.score, away),
             half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
             generator=np.random.default_rng(0),
+            flatten=flatten,
         )
 
     def window(

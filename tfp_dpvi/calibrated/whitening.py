@@ -207,6 +207,7 @@ def draw_curvatures(
     halves: tuple[np.ndarray, np.ndarray],
     half_variance: float,
     generator: np.random.Generator,
+    flatten: float = 0.0,
 ) -> Curvatures:
     """Returns draws of the curvature given its noisy release.
 
@@ -222,6 +223,7 @@ def draw_curvatures(
       halves: Differences of the halves' scores and of their mean phi, see `Window`.
       half_variance: See `Window`.
       generator: The source of random numbers.
+      flatten: The share of equal weights in those of the prior's degrees.
     """
     size = len(released.theta)
     eye = np.eye(size)
@@ -272,7 +274,8 @@ def draw_curvatures(
         most_trace=num_records * clip**2,
     )
     weights = prior.evidence(window)
-    slopes, matrices = draw_curvature(window, prior, generator, weights)
+    flat = (1.0 - flatten) * weights + flatten / len(weights)
+    slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
     return Curvatures(window, slopes, matrices, excess / expected, excess_sd / expected, resembles)
 

@@ -1,0 +1,178 @@
+"""What would otherwise be wrong without a word, with `compile` without an optimizer."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.bayes.checks import fall
+from tfp_dpvi.calibrated import mixture as mixtures
+from tfp_dpvi.calibrated.curvature import CurvaturePrior
+from tfp_dpvi.calibrated.mixture import Mixture
+from tfp_dpvi.calibrated.window import Window
+
+tfd = tfp.distributions
+
+
+def scored(prior, likelihood, *data, epsilon=3.0, **settings):
+    model = dpvi.DPVI(prior, likelihood, seed=1)
+    model.compile(epsilon=epsilon, delta=1e-5)
+    model.fit(*data, verbose=0, **settings)
+    return model
+
+
+def jump(params, x):
+    return tfd.Poisson(tf.where(x < params["place"], params["before"], params["after"]))
+
+
+JUMP = {
+    "before": tfd.Exponential(1.0),
+    "after": tfd.Exponential(1.0),
+    "place": tfd.Uniform(0.0, 100.0),
+}
+
+
+def test_a_parameter_that_no_gradient_reaches_is_refused_by_name_before_anything_is_spent():
+    x = np.linspace(0.0, 100.0, 200).astype("float32")
+    model = dpvi.DPVI(tfd.JointDistributionNamed(JUMP), jump)
+    model.compile(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="no gradient reaches place") as caught:
+        model.fit(x, np.ones(200, "float32"), public_inputs=x)
+    assert len(str(caught.value).splitlines()) <= 2
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_with_an_optimizer_it_is_warned_of_by_name(caplog):
+    x = np.linspace(0.0, 100.0, 50).astype("float32")
+    model = dpvi.DPVI(tfd.JointDistributionNamed(JUMP), jump)
+    model.compile("sgd", l2_norm_clip=1.0, noise_multiplier=1.0)
+    with caplog.at_level(logging.WARNING, "tfp_dpvi"):
+        model.fit(x, np.ones(50, "float32"), epochs=1, verbose=0)
+    assert "no gradient reaches place" in caplog.text
+
+
+def test_hyperparameters_that_the_likelihood_does_not_read_are_no_fault():
+    prior = tfd.JointDistributionNamed(
+        {"mu": tfd.Normal(0.0, 1.0), "u": lambda mu: tfd.Sample(tfd.Normal(mu, 1.0), 2)}
+    )
+    model = dpvi.DPVI(prior, lambda p, x: tfd.Normal(tf.linalg.matvec(x, p["u"]), 1.0))
+    model.compile(epsilon=1.0, delta=1e-5)
+    data = model.make_data(np.ones([8, 2], "float32"), np.ones(8, "float32"), batch_size=8)
+    model.mechanism(data)
+
+
+def test_a_bound_is_no_density():
+    def likelihood(params, x):
+        return dpvi.local.Variational(
+            tfd.Normal(tf.zeros_like(x), 1.0), lambda z: tfd.Poisson(log_rate=params * x + z)
+        )
+
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), likelihood)
+    model.compile(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="Variational is a bound"):
+        model.fit(np.ones(40, "float32"), np.ones(40, "float32"))
+    assert model.privacy_ledger.num_releases == 0
+
+
+@pytest.mark.parametrize("size", [1.0, math.inf])
+def test_counts_that_vary_too_much_are_warned_of_and_others_are_not(size):
+    """One fit each: 4.5 standard deviations of the noise, so a false alarm in 1 of 10^5."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=2000).astype("float32")
+    means = np.exp(0.7 + 0.4 * x)
+    rates = means if math.isinf(size) else rng.gamma(size, means / size)
+    prior = tfd.JointDistributionNamed({"b": tfd.Normal(0.0, 1.0), "w": tfd.Normal(0.0, 1.0)})
+    model = scored(
+        prior,
+        lambda p, x: tfd.Poisson(log_rate=p["b"] + p["w"] * x),
+        x,
+        rng.poisson(rates).astype("float32"),
+    )
+    checks = model.posterior_summary().checks
+    said = [sentence for sentence in checks.warnings if "likelihood does not fit" in sentence]
+    assert len(said) == (0 if math.isinf(size) else 1)
+    if said:
+        assert "NegativeBinomial" in said[0] and checks.lack_of_fit > 0.2
+
+
+def test_the_components_of_a_mixture_start_apart_and_are_found():
+    """At the prior's mean both components are alike: a saddle, which no step would leave."""
+    rng = np.random.default_rng(3)
+    y = np.where(rng.random(1000) < 0.6, rng.normal(-2.7, 1.0, 1000), rng.normal(2.9, 1.0, 1000))
+    prior = tfd.JointDistributionNamed(
+        {
+            "mu": tfd.Sample(tfd.Normal(0.0, 2.0), 2),
+            "sigma": tfd.LogNormal(0.0, 0.5),
+            "share": tfd.Beta(5.0, 5.0),
+        }
+    )
+
+    def likelihood(p):
+        shares = tf.stack([p["share"], 1.0 - p["share"]], axis=-1)
+        return tfd.MixtureSameFamily(tfd.Categorical(probs=shares), tfd.Normal(p["mu"], p["sigma"]))
+
+    model = scored(prior, likelihood, y.astype("float32"), epsilon=1.0)
+    summary = model.posterior_summary()
+    np.testing.assert_allclose(np.sort(summary.columns["mean"][:2]), [-2.7, 2.9], atol=0.4)
+    assert summary.checks.warnings == []
+
+
+# ---------------------------------------------------------------------- the functions behind
+
+
+def test_what_would_halve_an_interval_in_closed_form():
+    """One parameter, a flat prior nearly: sd^2 = (B + R) / A^2, with A and B in proportion to N."""
+    mixture = Mixture(np.zeros((1, 1)), np.ones((1, 1, 1)))
+    slope, data, noise = np.array([[10.0]]), np.array([[8.0]]), np.array([[4.0]])
+
+    def log_prior(points):
+        return np.zeros(len(points)), np.zeros_like(points)
+
+    ((records, epsilon),) = mixtures.halving_factors(
+        slope, data, noise, mixture, np.array([0]), log_prior
+    )
+    # (8 k + 4) / (10 k)^2 = 12 / 400.
+    assert records == pytest.approx((8.0 + math.sqrt(64.0 + 48.0)) / 6.0, rel=0.06)
+    assert math.isinf(epsilon)
+
+
+def test_the_degrees_follow_the_evidence():
+    """A release of rank 2 of 4 speaks for few degrees, and one that is near the prior for many."""
+
+    def released(matrix):
+        return Window(
+            num_steps=100,
+            theta=np.zeros(4),
+            path=np.zeros((1, 4)),
+            jitter=np.zeros((1, 4)),
+            score=np.zeros(4),
+            matrix=matrix,
+            scale=4.0,
+            score_sd=0.1,
+            matrix_sd=0.02,
+            scale_sd=0.1,
+            simulation=1.0,
+            half_difference=(np.zeros(4), np.zeros(4)),
+            half_variance=4.0,
+            most_trace=100.0,
+        )
+
+    prior = CurvaturePrior(np.eye(4), (2.0, 8.0, 128.0), 0.5)
+    low = prior.evidence(released(np.diag([2.0, 2.0, 0.0, 0.0])))
+    high = prior.evidence(released(np.diag([1.02, 0.97, 1.0, 1.01])))
+    assert low[0] > 0.9
+    assert high[2] > 0.9
+
+
+@pytest.mark.parametrize("slope", [0.0, -3.0])
+def test_a_fall_is_that_of_a_line_through_the_losses(slope):
+    """Normal errors: 4 standard errors, a false alarm in 16,000."""
+    rng = np.random.default_rng(0)
+    losses = 100.0 + slope * np.linspace(0.0, 1.0, 40) + 0.1 * rng.normal(size=40)
+    fell, error = fall(losses)
+    assert abs(fell + slope) < 4.0 * error
+    assert error < 0.1
