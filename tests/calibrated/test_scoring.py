@@ -1,9 +1,11 @@
 """Scoring steps: what a record can do to them, their coordinates, and the fits that they make."""
 
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
+import scipy.linalg
 from support import scoring as fits
 from support.replay import SPECIAL
 from support.siblings import slow
@@ -199,3 +201,189 @@ def test_neighbours_move_all_releases_by_no_more_than_is_stated(name):
     ]  # fmt: skip
     assert result.sums[0].presence > 0.99
     assert result.attained > 0.9
+
+
+# ---------------------------------------------------------------------- in other units
+
+ROWS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """Columns x become `scale x + shift`, and outcomes y `outcome y + origin`."""
+
+    scale: tuple[float, float] = (1.0, 1.0)
+    shift: tuple[float, float] = (0.0, 0.0)
+    outcome: float = 1.0
+    origin: float = 0.0
+
+    def matrix(self, num):
+        """Returns M of the parameters that say the same: M beta, and `origin` more on intercepts.
+
+        Args:
+          num: The number of linear predictors, the first of beta are their intercepts.
+        """
+        eye = np.eye(num)
+        slopes = [[eye / scale for scale in self.scale], np.divide(self.shift, self.scale)]
+        below = scipy.linalg.block_diag(*slopes[0])
+        right = np.concatenate([-away * eye for away in slopes[1]], axis=1)
+        zeros = np.zeros((2 * num, num))
+        return self.outcome * np.block([[eye, right], [zeros, below]])
+
+
+def predictor(params, x):
+    return params["beta"][0] + tf.linalg.matvec(x, params["beta"][1:])
+
+
+def classes(params, x):
+    slopes = tf.reshape(params["beta"][2:], [2, 2])
+    logits = params["beta"][:2] + tf.linalg.matmul(x, slopes)
+    return tfd.Categorical(logits=tf.pad(logits, [[0, 0], [1, 0]]), dtype=x.dtype)
+
+
+def gammas(params, x):
+    concentration = params["other"] * tf.ones_like(x[:, 0])
+    return tfd.Gamma(concentration, concentration * tf.exp(-predictor(params, x)))
+
+
+def negative_binomials(params, x):
+    size = params["other"] * tf.ones_like(x[:, 0])
+    return tfd.NegativeBinomial(size, logits=predictor(params, x) - tf.math.log(size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A likelihood, whose outcomes are drawn from a generator and predictors.
+
+    Attributes:
+      likelihood: See `DPVI`; with the units as a third argument.
+      outcomes: `outcomes(generator, predictors)`.
+      other: What the parameter besides the predictors' is: "scale", "shape" or nothing.
+      num: The number of predictors.
+      is_located: Whether outcomes have an origin and a unit.
+      most_shift: The largest shift over a column's sd at which its outcomes stay finite a priori.
+    """
+
+    likelihood: object
+    outcomes: object
+    other: str = ""
+    num: int = 1
+    is_located: bool = False
+    most_shift: float = 100.0
+
+
+FAMILIES = {
+    "logit": Family(
+        lambda params, x, _: tfd.Bernoulli(logits=predictor(params, x), dtype=x.dtype),
+        lambda generator, eta: generator.random(ROWS) < 1.0 / (1.0 + np.exp(-eta)),
+    ),
+    "probit": Family(
+        lambda params, x, _: tfd.ProbitBernoulli(probits=predictor(params, x), dtype=x.dtype),
+        lambda generator, eta: generator.normal(size=ROWS) < eta,
+    ),
+    "categorical": Family(
+        lambda params, x, _: classes(params, x),
+        lambda generator, eta: generator.integers(3, size=ROWS),
+        num=2,
+    ),
+    "normal": Family(
+        lambda params, x, units: tfd.Normal(
+            predictor(params, x), tf.cast(0.7 * units.outcome, x.dtype)
+        ),
+        lambda generator, eta: eta + 0.7 * generator.normal(size=ROWS),
+        is_located=True,
+    ),
+    "student": Family(
+        lambda params, x, _: tfd.StudentT(
+            tf.cast(4.0, x.dtype), predictor(params, x), params["other"]
+        ),
+        lambda generator, eta: eta + 0.5 * generator.standard_t(4.0, size=ROWS),
+        "scale",
+        is_located=True,
+    ),
+    "poisson": Family(
+        lambda params, x, _: tfd.Poisson(log_rate=predictor(params, x)),
+        lambda generator, eta: generator.poisson(np.exp(eta)),
+        most_shift=5.0,
+    ),
+    "gamma": Family(
+        lambda params, x, _: gammas(params, x),
+        lambda generator, eta: np.exp(eta) / 2.0 * generator.gamma(2.0, size=ROWS),
+        "shape",
+        most_shift=5.0,
+    ),
+    "negative binomial": Family(
+        lambda params, x, _: negative_binomials(params, x),
+        lambda generator, eta: generator.poisson(
+            np.exp(eta) / 2.0 * generator.gamma(2.0, size=ROWS)
+        ),
+        "shape",
+        most_shift=5.0,
+    ),
+}
+
+
+def in_units(name, units, dtype):
+    """Prior, likelihood, x, y and public inputs of one family: the same model and data in any units."""
+    family = FAMILIES[name]
+    generator = np.random.default_rng(1)
+    # As float32 has them, so that float64 sees the same.
+    x, inputs = (as_float(generator.normal(size=(num, 2))) for num in (ROWS, 300))
+    y = as_float(family.outcomes(generator, 0.2 + x @ [0.5, -0.3]))
+    if not family.is_located:
+        units = dataclasses.replace(units, outcome=1.0, origin=0.0)
+
+    def constant(value):
+        return np.asarray(value, dtype)
+
+    sds = np.repeat([2.0, 1.0, 1.0], family.num)
+    loc = np.repeat([units.origin, 0.0, 0.0], family.num)
+    scale = tf.linalg.LinearOperatorFullMatrix(constant(units.matrix(family.num) * sds))
+    parts = {"beta": tfd.MultivariateNormalLinearOperator(constant(loc), scale)}
+    if family.other:
+        unit = units.outcome if family.other == "scale" else 1.0
+        parts["other"] = tfd.LogNormal(constant(np.log(unit)), constant(1.0))
+    columns = [
+        constant(part * np.asarray(units.scale) + np.asarray(units.shift)) for part in (x, inputs)
+    ]
+    return (
+        joint(**parts),
+        lambda params, x: family.likelihood(params, x, units),
+        columns[0],
+        constant(y * float(units.outcome) + units.origin),
+        columns[1],
+    )
+
+
+@functools.cache
+def fit_in_units(name, units, dtype="float32"):
+    """The accumulators of a fit with one seed, its posterior and its scoring steps."""
+    arguments = in_units(name, units, dtype)
+    fit = fits.Fits(*arguments)
+    accumulated = fit.run(*arguments[2:4], seed=3)
+    return tf.nest.map_structure(np.asarray, accumulated), fit.posterior(accumulated)
+
+
+def quick_families(*names):
+    return [name if name in names else slow(name) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("name", quick_families("logit", "normal"))
+def test_powers_of_two_change_no_bit_of_what_is_released(name):
+    """Of columns and outcomes: the whole path, its posterior and its checks."""
+    family = FAMILIES[name]
+    # A logarithm of the scale is rounded elsewhere.
+    outcome = 1.0 if family.other == "scale" else 2.0**12
+    units = Units((8.0, 2.0**-5), outcome=outcome)
+    (accumulated, posterior), (moved, other) = (
+        fit_in_units(name, each) for each in (Units(), units)
+    )
+    unit = np.diag(units.matrix(family.num)) / (1.0 if family.is_located else outcome)
+    unit = np.concatenate([unit, np.ones(int(bool(family.other)))])
+    moved["curvature"]["theta"] = moved["curvature"]["theta"] / unit
+    for a, b in zip(tf.nest.flatten(accumulated), tf.nest.flatten(moved), strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(posterior.mixture.locs * unit, other.mixture.locs)
+    np.testing.assert_array_equal(posterior.mixture.scales * unit[:, None], other.mixture.scales)
+    np.testing.assert_array_equal(posterior.shares, other.shares)
+    assert str(posterior.checks) == str(other.checks)

@@ -219,7 +219,7 @@ class Scoring:
         pull = mean - tf.linalg.matvec(self._prior_pull, away)
         step = tf.linalg.matvec(self._gain, pull)
         longest = _LONGEST * self.size
-        step *= longest / tf.maximum(longest, tf.norm(step))
+        step *= longest / tf.maximum(tf.norm(step), longest)
         return tf.linalg.matvec(self._whitening, step, transpose_a=True)
 
     # ------------------------------------------------------------------ between steps

@@ -73,7 +73,7 @@ class NormalPrior:
         """Returns the normal distribution with the moments of draws of shape [n, d]."""
         scale = draws.std(axis=0)
         correlation = np.corrcoef(draws.T).reshape(len(scale), len(scale))
-        precision = linalg.inv(correlation + 1e-6 * np.eye(len(scale))) / np.outer(scale, scale)
+        precision = linalg.inv(correlation + 1e-12 * np.eye(len(scale))) / np.outer(scale, scale)
         return cls(draws.mean(axis=0), symmetric(precision))
 
     def whitened(self, whitening: np.ndarray) -> np.ndarray:
