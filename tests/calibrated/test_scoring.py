@@ -2,10 +2,13 @@
 
 import dataclasses
 import functools
+from unittest import mock
 
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.stats
+from support import internals
 from support import scoring as fits
 from support.replay import SPECIAL
 from support.siblings import slow
@@ -13,6 +16,7 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import audit
 from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.calibrated.whitening import ReleasedSums
 from tfp_dpvi.gradients import StepSpec
 from tfp_dpvi.optimizers import ScoringOptimizer
 
@@ -387,3 +391,254 @@ def test_powers_of_two_change_no_bit_of_what_is_released(name):
     np.testing.assert_array_equal(posterior.mixture.scales * unit[:, None], other.mixture.scales)
     np.testing.assert_array_equal(posterior.shares, other.shares)
     assert str(posterior.checks) == str(other.checks)
+
+
+def other_units(name):
+    """Units that are no powers of two, of columns whose means are far from zero."""
+    far = FAMILIES[name].most_shift
+    return Units((3.7, 0.013), (3.7 * far, -0.4 * 0.013 * far), outcome=1234.5, origin=9e3)
+
+
+def whitened_records(name, units):
+    """psi and the rows of the curvature's sum, of records of outcomes in float64.
+
+    The coordinates are those of the public inputs, and the parameters at the prior's mean.
+    """
+    arguments = in_units(name, units, "float64")
+    fit = fits.Fits(*arguments)
+    fit.scoring.advance(0, 100, {}, fit.mechanism)
+
+    @tf.function(autograph=False)
+    def run(x, y):
+        step = fit.mechanism.gradient.draw(tf.constant([1, 2], tf.int64))
+        mask = tf.fill([ROWS], True)
+        _, each = step.clipped_sum({"x": x, "y": y}, mask, tf.constant([5, 6], tf.int64))
+        return each.gradients[0], each.extra["rows"]
+
+    return run(*arguments[2:4])
+
+
+@pytest.mark.parametrize("name", quick_families("normal"))
+def test_other_units_change_no_whitened_score(name):
+    """W g is the same to 1e-6 in float64, also where columns are 100 sd from zero."""
+    results = [whitened_records(name, units) for units in (Units(), other_units(name))]
+    for part, moved in zip(*results, strict=True):
+        assert np.abs(part).max() > 0.1
+        np.testing.assert_allclose(moved, part, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", quick_families("normal"))
+def test_other_units_change_no_posterior(name):
+    """In float32: means within .05 of a standard deviation, these within 3 %, and the warnings."""
+    family, units = FAMILIES[name], other_units(name)
+    (_, posterior), (_, moved) = (fit_in_units(name, each) for each in (Units(), units))
+    assert moved.checks.warnings == posterior.checks.warnings
+    size = 3 * family.num
+    to_units = np.eye(size + bool(family.other))
+    origin = np.zeros(len(to_units))
+    if not family.is_located:
+        units = dataclasses.replace(units, outcome=1.0, origin=0.0)
+    to_units[:size, :size] = units.matrix(family.num)
+    origin[: family.num] = units.origin
+    if family.other == "scale":
+        origin[size] = np.log(units.outcome)
+    back = np.linalg.inv(to_units)
+    sds = np.sqrt(np.diag(posterior.mixture.covariance))
+    means = back @ (moved.mixture.mean - origin)
+    np.testing.assert_array_less(np.abs(means - posterior.mixture.mean) / sds, 0.05)
+    found = np.sqrt(np.diag(back @ moved.mixture.covariance @ back.T))
+    np.testing.assert_allclose(found / sds, 1.0, atol=0.03)
+
+
+# ---------------------------------------------------------------------- whole fits
+
+IN_DOLLARS, NUM_SETS, INCOMES = 1e4, 14, 500
+
+
+def incomes(params, x):
+    return tfd.Normal(params["a"] + params["b"] * x, params["sigma"])
+
+
+def without_noise(of_blocks):
+    """The released sums are taken for exact ones."""
+
+    def changed(*arguments):
+        released = of_blocks(*arguments)
+        sds = ("score_sd", "matrix_sd", "scale_sd", "excess_sd")
+        exact = {name: 1e-3 * getattr(released, name) for name in sds}
+        return dataclasses.replace(released, **exact)
+
+    return mock.patch.object(ReleasedSums, "of_blocks", changed)
+
+
+def test_intervals_in_dollars_cover():
+    """Of 42 intervals of 90 %, 31 cover. They were independent: 6e-4 would be a false alarm.
+
+    Priors are a hundred times as wide as what the records say, and intervals a few times.
+    """
+    assert scipy.stats.binom.cdf(30, 3 * NUM_SETS, 0.9) < 1e-3
+    prior = joint(
+        a=tfd.Normal(0.0, 10.0 * IN_DOLLARS),
+        b=tfd.Normal(0.0, 10.0 * IN_DOLLARS),
+        sigma=tfd.LogNormal(np.float32(np.log(IN_DOLLARS)), 1.0),
+    )
+    empty = as_float(np.zeros(INCOMES))
+    generator = np.random.default_rng(0)
+    inputs = as_float(generator.normal(size=300))
+    fit = fits.Fits(prior, incomes, empty, empty, inputs, epsilon=0.5)
+    covered, faulty, widths = [], [], []
+    for number in range(NUM_SETS):
+        a, b = IN_DOLLARS * generator.normal(size=2) * [3.0, 1.0]
+        sigma = IN_DOLLARS * np.exp(0.3 * generator.normal())
+        truth = [a, b, np.log(sigma)]
+        x = generator.normal(size=INCOMES)
+        y = a + b * x + sigma * generator.normal(size=INCOMES)
+        accumulated = fit.run(as_float(x), as_float(y), seed=number)
+        posterior = fit.posterior(accumulated)
+        assert posterior.checks.warnings == []
+        low, high = fits.intervals(posterior)
+        covered.append((low <= truth) & (truth <= high))
+        exact = np.array([sigma, sigma, np.sqrt(0.5)]) / np.sqrt(INCOMES)
+        widths.append((high - low) / (2.0 * 1.645 * exact))
+        with without_noise(ReleasedSums.of_blocks):
+            low, high = fits.intervals(fit.posterior(accumulated))
+        faulty.append((low <= truth) & (truth <= high))
+    assert np.sum(covered) >= 31
+    assert np.sum(faulty) < 31, "an exact release would pass"
+    assert np.median(widths) < 8.0, "as wide as with the noise of a budget of 1, and 4 times exact"
+
+
+def test_without_a_budget_the_posterior_is_the_prior_and_no_wider():
+    """At epsilon .01 nothing is learned: of a normal prior, and of one on positive numbers."""
+    prior = joint(s=tfd.HalfNormal(2.0), w=tfd.Sample(tfd.Normal(1.0, 3.0), 2))
+
+    def likelihood(params, x):
+        return tfd.Normal(tf.linalg.matvec(x, params["w"]), params["s"])
+
+    generator = np.random.default_rng(0)
+    x = as_float(generator.normal(size=(400, 2)))
+    y = as_float(x @ [2.0, -1.0] + generator.normal(size=400))
+    fit = fits.Fits(prior, likelihood, x, y, x, epsilon=0.01)
+    posterior = fit.posterior(fit.run(x, y, seed=1))
+    draws = posterior.distribution.sample(4000, seed=tf.constant([1, 2]))
+    others = prior.sample(20_000, seed=tf.constant([3, 4]))
+    for name in ("s", "w"):
+        low, middle, high = np.quantile(draws[name], [0.05, 0.5, 0.95], axis=0)
+        expected = np.quantile(others[name], [0.05, 0.5, 0.95], axis=0)
+        width = expected[2] - expected[0]
+        np.testing.assert_allclose((high - low) / width, 1.0, atol=0.15)
+        np.testing.assert_allclose((middle - expected[1]) / width, 0.0, atol=0.1)
+    assert posterior.checks.warnings == []
+
+
+# ---------------------------------------------------------------------- without an optimizer
+
+
+@dpvi.register("scoring_prior")
+def line_prior():
+    return joint(s=tfd.HalfNormal(2.0), w=normals(2))
+
+
+@dpvi.register("scoring_likelihood")
+def line(params, x):
+    return tfd.Normal(tf.linalg.matvec(x, params["w"]), params["s"])
+
+
+def records(num, seed=0):
+    generator = np.random.default_rng(seed)
+    x = as_float(generator.normal(size=(num, 2)))
+    return x, as_float(x @ [0.7, -0.3] + 0.5 * generator.normal(size=num))
+
+
+def spent(model):
+    return model.privacy_ledger.num_releases
+
+
+def test_what_is_refused_costs_nothing():
+    x, y = records(200)
+    model = dpvi.DPVI(line_prior, line)
+    with pytest.raises(ValueError, match="needs an optimizer"):
+        model.compile(l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    model.compile(epsilon=1.0, delta=1e-5, accountant="rdp")
+    for arguments, words in (
+        ({"batch_size": 200}, "1 steps are too few for scoring steps, which need 60"),
+        ({"batch_size": 20, "epochs": 5}, "50 steps are too few"),
+        ({"public_inputs": x[:, :1]}, "public_inputs have the shapes and dtypes"),
+        ({"public_inputs": {"x": x}}, "public_inputs"),
+        ({"sample_weight": y}, "sample_weight"),
+        ({"x": (x > 0).astype("int32")}, "public_inputs: x has integers of shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            model.fit(**{"x": x, "y": y, "verbose": 0, **arguments})
+    assert spent(model) == 0
+    assert model.privacy_report().epsilon == 0.0
+    model.compile("adam", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="public_inputs are for scoring steps"):
+        model.fit(x, y, public_inputs=x, verbose=0)
+    assert spent(model) == 0
+
+
+def test_noise_needs_no_optimizer_either():
+    model = dpvi.DPVI(line_prior, line)
+    model.compile(noise_multiplier=20.0, delta=1e-5)
+    assert model.optimizer.noise_multiplier == 20.0
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    model = dpvi.DPVI(line_prior, line, seed=1)
+    model.compile(epsilon=2.0, delta=1e-5, planned_epochs=2, accountant="rdp")
+    x, y = records(600)
+    model.fit(x, y, public_inputs=x[:100], verbose=0)
+    return model
+
+
+def test_a_fit_needs_no_settings(fitted):
+    """Full batches at half of the budget, and a posterior that holds the truth."""
+    assert spent(fitted) == 160
+    assert fitted.privacy_plan.metrics == ("curvature", "scale", "lack_of_fit")
+    draws = fitted.posterior_sample(4000, seed=0)
+    for name, truth in (("w", [0.7, -0.3]), ("s", 0.5)):
+        away = (np.mean(draws[name], axis=0) - truth) / np.std(draws[name], axis=0)
+        assert np.abs(away).max() < 4.0  # Three parameters: false alarms below 2e-4.
+        assert np.max(np.std(draws[name], axis=0)) < 0.3
+    summary = fitted.posterior_summary()
+    assert summary.names == ["s", "w[0]", "w[1]"]
+    assert summary.checks.warnings == []
+    assert fitted.caveats == ()
+
+
+def test_a_saved_model_has_the_same_posterior(fitted, tmp_path):
+    """Its positive parameter is on the logarithm's scale, where TFP's own is another."""
+    fitted.save(tmp_path / "model.keras")
+    loaded = dpvi.load_model(tmp_path / "model.keras")
+    for model in (fitted, loaded):
+        assert isinstance(model.optimizer, ScoringOptimizer)
+    drawn = [model.posterior.sample(50, seed=(0, 1)) for model in (fitted, loaded)]
+    for name in ("s", "w"):
+        np.testing.assert_array_equal(drawn[0][name], drawn[1][name])
+    assert str(loaded.posterior_summary()) == str(fitted.posterior_summary())
+    assert spent(loaded) == 160
+
+
+def test_weights_from_elsewhere_have_no_posterior(fitted, tmp_path):
+    fitted.save(tmp_path / "model.keras")
+    loaded = dpvi.load_model(tmp_path / "model.keras")
+    loaded.set_weights(loaded.get_weights())
+    assert loaded.posterior is loaded.surrogate_posterior
+
+
+def test_fits_go_on_and_may_have_other_records(fitted):
+    """From where the last one ended; a public number of records that changed is that of the next."""
+    x, y = records(800, seed=1)
+    before = fitted.posterior
+    fitted.fit(x, y, verbose=0)
+    assert spent(fitted) == 320
+    assert fitted.privacy_report().epsilon == pytest.approx(2.0, rel=0.01)
+    assert internals.mechanism_of(fitted).num_records == 800
+    assert fitted.posterior is not before
+    draws = fitted.posterior_sample(4000, seed=0)
+    away = (np.mean(draws["w"], axis=0) - [0.7, -0.3]) / np.std(draws["w"], axis=0)
+    assert np.abs(away).max() < 4.0
+    with pytest.raises(dpvi.BudgetExhaustedError):
+        fitted.fit(x, y, verbose=0)
