@@ -22,7 +22,7 @@ from tfp_dpvi.calibrated.centred import (
     centred_releases,
 )
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
-from tfp_dpvi.calibrated.scores import _finite_rows as finite_rows
+from tfp_dpvi.calibrated.scores import ModelScores
 from tfp_dpvi.calibrated.whitening import ReleasedSums, SimulatedMoments, draw_curvatures
 from tfp_dpvi.gradients import Clip, Released, joint_sensitivity
 from tfp_dpvi.gradients.base import PerExample
@@ -69,14 +69,14 @@ def normal_scores(y):
 FAMILIES = {"poisson": poisson_scores, "gamma": gamma_scores}
 
 
-def of_twins(scores, bound, iterations):
+def of_twins(scores, bound, iterations, **how):
     """The centred clip of the first of K + 1 outcomes, the others its twins."""
     num, size, _ = scores.shape
-    weights = np.full((num, size), 1.0 / size)
-    first = np.eye(size)[np.zeros(num, int)]
-    model_weights = (1.0 - first) / (size - 1)
+    weights = np.full((num, size), 1.0 / size, scores.dtype)
+    first = np.eye(size, dtype=scores.dtype)[np.zeros(num, int)]
+    model_weights = (1.0 - first) / scores.dtype.type(size - 1)
     parts = (scores, weights, model_weights, first)
-    return centre_outcomes(*map(tf.constant, parts), bound, iterations)
+    return centre_outcomes(*map(tf.constant, parts), bound, iterations, **how)
 
 
 @functools.cache
@@ -435,7 +435,7 @@ def check_bounds(centred, bound, what):
 
 def adversarial_scores(generator, dtype, size=5, width=3):
     """Scores of n records with J outcomes: huge, tiny, equal, collinear, and one far off."""
-    # Four times the sum of their squares is finite, see the next test.
+    # Four times the sum of their squares is finite, see the next tests.
     largest = np.sqrt(np.finfo(dtype).max / (4.0 * size * width)) * 0.99
     ordinary = generator.normal(size=(40, size, width))
     powers = 10.0 ** generator.uniform(-30, 18, size=(40, size, 1))
@@ -468,7 +468,7 @@ def test_no_scores_pass_the_bounds(dtype, iterations):
     generator = np.random.default_rng(0)
     for bound in (1e-3, 1.0, 50.0):
         scores = adversarial_scores(generator, dtype)
-        centred = of_twins_as(scores, bound, iterations)
+        centred = of_twins(scores, bound, iterations)
         check_bounds(centred, bound, "twins")
         size = scores.shape[1]
         weights = generator.dirichlet(np.full(size, 0.05), size=len(scores)).astype(dtype)
@@ -479,29 +479,66 @@ def test_no_scores_pass_the_bounds(dtype, iterations):
         check_bounds(centred, bound, "values")
 
 
-def of_twins_as(scores, bound, iterations):
-    """As `of_twins`, in the scores' dtype."""
-    num, size, _ = scores.shape
-    weights = np.full((num, size), 1.0 / size, scores.dtype)
-    first = np.eye(size, dtype=scores.dtype)[np.zeros(num, int)]
-    model_weights = (1.0 - first) / scores.dtype.type(size - 1)
-    parts = (scores, weights, model_weights, first)
-    return centre_outcomes(*map(tf.constant, parts), bound, iterations)
+def kept_of(centred):
+    """The centred clip of those records that a step keeps."""
+    num = centred.psi.shape[0]
+    information = (centred.rows, centred.rows)
+    scores = ModelScores(tf.zeros([num]), tf.fill([num], True), information, centred).selected()
+    check_bounds(scores.centred, 1.0, "kept")
+    return scores.usable.numpy()
 
 
-def test_scores_whose_distances_are_infinite_are_dropped_before():
+def test_scores_whose_distances_or_products_are_infinite_count_for_nothing():
     """Finite scores are not enough: one and others on its opposite side are farther apart."""
-    patterns = np.array([[1.0, -0.25, -0.25, -0.25, -0.25], [1.0, -1.0, -1.0, 1.0, 0.0]])
-    lengths = np.sqrt(np.finfo("float32").max) * np.linspace(0.1, 1.0, 200)
-    scores = (lengths[:, None, None] * patterns).reshape(-1, 5, 1).astype("float32")
-    with np.errstate(over="ignore"):
-        are_finite = np.isfinite(np.sum(scores**2, axis=(1, 2)))
-    kept = finite_rows(tf.constant(scores)).numpy()
-    assert 50 < kept.sum() < are_finite.sum()
+    lengths = np.sqrt(np.finfo("float32").max) * np.linspace(0.1, 0.89, 200)
+    pattern = np.array([1.0, -0.25, -0.25, -0.25, -0.25])
+    scores = (lengths[:, None, None] * pattern[:, None]).astype("float32")
+    assert np.isfinite(np.sum(scores**2, axis=(1, 2))).all()
+    dropped = ~kept_of(of_twins(scores, 1.0, 5))
+    assert 0 < dropped.sum() < len(scores) / 2
+    # Two parameters whose scores cancel each other.
+    jacobian = tf.constant(np.tile(lengths[:, None, None], [1, 2, 3]) / 2.0, tf.float32)
+    factors = np.tile(np.array([[3.0, -3.0], [4.0, -4.0], [0.0, 0.0]]), [len(lengths), 1, 1])
+    centred = of_twins(factors.astype("float32"), 1.0, 5, jacobian=jacobian)
+    dropped = ~kept_of(centred)
+    assert dropped.any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("num_parameters", [1, 2, 6])
+def test_no_scores_in_factors_pass_the_bounds(num_parameters, dtype):
+    """Nor where the derivatives of the parameters are huge, tiny, or collinear."""
+    generator = np.random.default_rng(0)
     for iterations in ITERATIONS:
-        check_bounds(of_twins_as(scores[kept], 1.0, iterations), 1.0, "twins")
-    with pytest.raises(AssertionError, match="twins"):
-        check_bounds(of_twins_as(scores[are_finite], 1.0, 5), 1.0, "twins")
+        factors = adversarial_scores(generator, dtype, width=num_parameters)
+        most = np.abs(factors).max(axis=(1, 2), keepdims=True)
+        jacobian = generator.normal(size=(len(factors), num_parameters, 3))
+        jacobian[::3, 1:] = jacobian[::3, :1]
+        jacobian *= 10.0 ** generator.uniform(-6.0, 6.0, size=(len(factors), num_parameters, 1))
+        jacobian[::5] /= np.maximum(most[::5], 1.0)
+        centred = of_twins(factors, 1.0, iterations, jacobian=tf.constant(jacobian, dtype))
+        kept = kept_of(centred)
+        assert kept.sum() > len(kept) / 2
+
+
+@pytest.mark.parametrize("num_parameters", [1, 2, 4, 7])
+def test_scores_in_factors_are_those_of_their_products(num_parameters):
+    """Also more parameters than outcomes, and of collinear derivatives."""
+    generator = np.random.default_rng(0)
+    factors = generator.normal(size=(60, 5, num_parameters))
+    jacobian = generator.normal(size=(60, num_parameters, 3))
+    jacobian[:20, 1:] = 2.0 * jacobian[:20, :1]
+    for bound in CLIPS:
+        for iterations in ITERATIONS:
+            one = of_twins(factors @ jacobian, bound, iterations)
+            other = of_twins(factors, bound, iterations, jacobian=tf.constant(jacobian))
+            for name in ("psi", "scale", "expected"):
+                pair = (getattr(other, name), getattr(one, name))
+                np.testing.assert_allclose(*pair, atol=1e-9, err_msg=name)
+            pair = [matrices(each.rows, each.rows) for each in (other, one)]
+            np.testing.assert_allclose(*pair, atol=1e-7)
+            pair = [matrices(*each.slope) for each in (other, one)]
+            np.testing.assert_allclose(*pair, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

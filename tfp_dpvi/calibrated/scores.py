@@ -90,6 +90,26 @@ class ModelScores(NamedTuple):
     information: tuple[tf.Tensor, tf.Tensor]
     centred: CentredScores
 
+    def selected(self) -> ModelScores:
+        """Returns the scores with zeros for records of which a released value is not finite.
+
+        Distances and products of finite scores may overflow.
+        """
+        usable = self.usable
+        for part in (
+            self.centred.psi,
+            self.centred.rows,
+            self.centred.scale,
+            self.centred.expected,
+        ):
+            usable &= tf.reduce_all(tf.math.is_finite(part), axis=list(range(1, part.shape.rank)))
+        return ModelScores(
+            _select(usable, self.losses),
+            usable,
+            tf.nest.map_structure(lambda part: _select(usable, part), self.information),
+            tf.nest.map_structure(lambda part: _select(usable, part), self.centred),
+        )
+
 
 def model_scores(
     pairing: Pairing,
@@ -123,10 +143,12 @@ def model_scores(
     values = possible_values(distribution) if "y" in records else None
     arguments = (pairing, vector, whitening, records, mask)
     if values is None:
-        return _of_twins(*arguments, finite, distribution, key, bound, num_twins)
-    if len(values) == 2:
-        return _of_two(*arguments, distribution, bound)
-    return _of_values(*arguments, distribution, values, bound)
+        scores = _of_twins(*arguments, finite, distribution, key, bound, num_twins)
+    elif len(values) == 2:
+        scores = _of_two(*arguments, distribution, bound)
+    else:
+        scores = _of_values(*arguments, distribution, values, bound)
+    return scores.selected()
 
 
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:
