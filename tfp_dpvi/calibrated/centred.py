@@ -66,7 +66,7 @@ def centre_two_outcomes(
     """
     square = _squares(difference)
     larger = tf.maximum(probability, 1.0 - probability)
-    weight = bound / tf.maximum(bound, tf.sqrt(square) * larger)
+    weight = bound / tf.maximum(tf.sqrt(square) * larger, bound)
     variance = probability * (1.0 - probability)
     slope = variance * weight
     trace = slope * square
@@ -183,12 +183,12 @@ def _squares(rows: tf.Tensor, gram: tf.Tensor | None = None) -> tf.Tensor:
 
 def _factor(square: tf.Tensor, bound: float) -> tf.Tensor:
     """Returns min(1, C / norm)."""
-    return bound / tf.maximum(bound, tf.sqrt(square))
+    return bound / tf.maximum(tf.sqrt(square), bound)
 
 
 def _at_most(value: tf.Tensor, most: float) -> tf.Tensor:
     """Returns the factor that cuts a value to a bound."""
-    return most / tf.maximum(most, value)
+    return most / tf.maximum(value, most)
 
 
 def _mean(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:

@@ -90,6 +90,26 @@ class ModelScores(NamedTuple):
     information: tuple[tf.Tensor, tf.Tensor]
     centred: CentredScores
 
+    def selected(self) -> ModelScores:
+        """Returns the scores with zeros for records of which a released value is not finite.
+
+        Distances and products of finite scores may overflow.
+        """
+        usable = self.usable
+        for part in (
+            self.centred.psi,
+            self.centred.rows,
+            self.centred.scale,
+            self.centred.expected,
+        ):
+            usable &= tf.reduce_all(tf.math.is_finite(part), axis=list(range(1, part.shape.rank)))
+        return ModelScores(
+            _select(usable, self.losses),
+            usable,
+            tf.nest.map_structure(lambda part: _select(usable, part), self.information),
+            tf.nest.map_structure(lambda part: _select(usable, part), self.centred),
+        )
+
 
 def model_scores(
     pairing: Pairing,
@@ -116,15 +136,19 @@ def model_scores(
       bound: The clip C.
       num_twins: K.
     """
-    x = tf.nest.map_structure(_finite, records["x"])
-    distribution = pairing.distribution(_finite(vector), x)
+    # Samplers take finite inputs; scores are of the records as they are, so that bad ones count for
+    # nothing.
+    finite = {**records, "x": tf.nest.map_structure(_finite, records["x"])}
+    distribution = pairing.distribution(_finite(vector), finite["x"])
     values = possible_values(distribution) if "y" in records else None
-    arguments = (pairing, vector, whitening, {**records, "x": x}, mask)
+    arguments = (pairing, vector, whitening, records, mask)
     if values is None:
-        return _of_twins(*arguments, distribution, key, bound, num_twins)
-    if len(values) == 2:
-        return _of_two(*arguments, distribution, bound)
-    return _of_values(*arguments, distribution, values, bound)
+        scores = _of_twins(*arguments, finite, distribution, key, bound, num_twins)
+    elif len(values) == 2:
+        scores = _of_two(*arguments, distribution, bound)
+    else:
+        scores = _of_values(*arguments, distribution, values, bound)
+    return scores.selected()
 
 
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:
@@ -207,7 +231,9 @@ def _of_values(
     scores = _scores_of(pairing, vector, whitening, records["x"], every, mask, len(values))
     outcome: Any = as_event(records["y"], distribution)
     observed = tf.cast(outcome[:, None] == tf.constant(values, outcome.dtype), vector.dtype)
-    usable = mask & scores.usable() & tf.reduce_all(~tf.math.is_nan(scores.logs), axis=1)
+    # Without one of these values it would still add to what the model expects.
+    usable = mask & tf.reduce_any(observed > 0.0, axis=1) & scores.usable()
+    usable &= tf.reduce_all(~tf.math.is_nan(scores.logs), axis=1)
     weights = tf.nn.softmax(_select(usable, scores.logs), axis=1)
     logs = tf.where(observed > 0.0, scores.logs, tf.zeros_like(scores.logs))
     information, centred = scores.centred(usable, weights, weights, observed, bound)
@@ -221,6 +247,7 @@ def _of_twins(
     whitening: tf.Tensor,
     records: dict[str, Structure],
     mask: tf.Tensor,
+    finite: dict[str, Structure],
     distribution: tfd.Distribution,
     key: tf.Tensor,
     bound: float,
@@ -233,7 +260,7 @@ def _of_twins(
     usable = mask
     for number in range(num_twins):
         seed = _random.tfp_seed(_random.fold_in(key, number))
-        twins, can_be_used = simulate_twins(distribution, records, seed)
+        twins, can_be_used = simulate_twins(distribution, finite, seed)
         outcomes.append(twins)
         usable &= can_be_used
     # A record's outcomes follow each other.

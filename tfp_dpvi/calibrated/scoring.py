@@ -238,7 +238,7 @@ class Scoring:
         pull = mean - tf.linalg.matvec(self._prior_pull, away)
         step = tf.linalg.matvec(self._gain, pull)
         longest = _LONGEST * self.size
-        step *= longest / tf.maximum(longest, tf.norm(step))
+        step *= longest / tf.maximum(tf.norm(step), longest)
         return tf.linalg.matvec(self._whitening, step, transpose_a=True)
 
     # ------------------------------------------------------------------ between steps
@@ -446,17 +446,13 @@ class Scoring:
 
 def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExample]:
     """Returns the sum of centred scores with its sensitivity, and the values of joint releases."""
-    psi, centred = scores.centred.psi, scores.centred
-    psi = tf.where(scores.usable[:, None], psi, tf.zeros_like(psi))
+    centred = scores.centred
+    psi = centred.psi
     kept = tf.cast(scores.usable, psi.dtype)
     extra = {
-        "rows": tf.where(scores.usable[:, None, None], centred.rows, tf.zeros_like(centred.rows)),
-        "scale": tf.where(scores.usable, centred.scale, tf.zeros_like(centred.scale)),
-        "lack_of_fit": tf.where(
-            scores.usable,
-            tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
-            tf.zeros_like(centred.expected),
-        ),
+        "rows": centred.rows,
+        "scale": centred.scale,
+        "lack_of_fit": tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
     }
     total = weighted_sum(psi, kept)
     clipped = scores.usable & (centred.scale < 0.0)

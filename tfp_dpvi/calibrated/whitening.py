@@ -73,7 +73,7 @@ class NormalPrior:
         """Returns the normal distribution with the moments of draws of shape [n, d]."""
         scale = draws.std(axis=0)
         correlation = np.corrcoef(draws.T).reshape(len(scale), len(scale))
-        precision = linalg.inv(correlation + 1e-6 * np.eye(len(scale))) / np.outer(scale, scale)
+        precision = linalg.inv(correlation + 1e-12 * np.eye(len(scale))) / np.outer(scale, scale)
         return cls(draws.mean(axis=0), symmetric(precision))
 
     def whitened(self, whitening: np.ndarray) -> np.ndarray:
@@ -233,8 +233,8 @@ def draw_curvatures(
     matrix = matrix + _RIDGE * level * eye
     slope = slope + _RIDGE * level * eye
     if trusted:
-        scaled = _scale_by_release(released, matrix, whitening)
-        matrix, slope = symmetric(scaled @ matrix @ scaled.T), symmetric(scaled @ slope @ scaled.T)
+        factors = _scale_by_release(released, matrix)
+        matrix, slope = (part * np.outer(factors, factors) for part in (matrix, slope))
     else:
         lower = linalg.cholesky(matrix, lower=True)
         relative = linalg.solve_triangular(
@@ -287,18 +287,16 @@ def _degrees(size: int, shares: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(sorted(degrees | ({max(1.0, size - 1.0)} if shares is _UNTRUSTED else set())))
 
 
-def _scale_by_release(
-    released: ReleasedSums, matrix: np.ndarray, whitening: np.ndarray
-) -> np.ndarray:
-    """Returns the whitened form of factors on the parameters' scales, by the released diagonal.
+def _scale_by_release(released: ReleasedSums, matrix: np.ndarray) -> np.ndarray:
+    """Returns factors on the scales of whitened coordinates, by the released diagonal.
 
-    Public inputs may have other frequencies or scales than private ones.
+    Public inputs may have other frequencies or scales than private ones. Factors on the parameters
+    themselves would change with a shift of inputs.
     """
-    unwhitened = np.linalg.inv(whitening)
-    expected = np.einsum("ia,ab,ib->i", unwhitened, matrix, unwhitened)
-    found = np.einsum("ia,ab,ib->i", unwhitened, released.matrix, unwhitened)
-    noise = released.matrix_sd * np.sum(unwhitened**2, axis=1)
-    if not noise.all():
+    expected = np.diag(matrix)
+    found = np.diag(released.matrix)
+    noise = released.matrix_sd
+    if noise == 0.0:
         logs = np.log(np.maximum(found / expected, 1e-3)) / 2.0
     else:
         grid = np.linspace(-3.0, 3.0, 121)[:, None]
@@ -306,7 +304,8 @@ def _scale_by_release(
         density = fit - grid**2 / (2.0 * _SCALE_SD**2)
         weights = np.exp(density - density.max(axis=0))
         logs = np.sum(weights * grid, axis=0) / weights.sum(axis=0)
-    return whitening @ (np.exp(logs)[:, None] * unwhitened)
+    factors: np.ndarray = np.exp(logs)
+    return factors
 
 
 def log_mean(matrices: np.ndarray, floor: float) -> np.ndarray:
