@@ -41,6 +41,9 @@ class CentredScores(NamedTuple):
       scale: The expected `min(f |u|^2, 3 C^2)`, shape [n].
       expected: The expected `|psi|^2`, shape [n], at most C^2.
       slope: Two sets of rows for each record, whose products sum to the expected `psi u^T`.
+      excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, at which
+        outcomes are drawn, shape [n, d].
+      excess_variance: The variance of `|psi|^2` over outcomes, shape [n].
     """
 
     psi: tf.Tensor
@@ -48,6 +51,8 @@ class CentredScores(NamedTuple):
     scale: tf.Tensor
     expected: tf.Tensor
     slope: tuple[tf.Tensor, tf.Tensor]
+    excess_slope: tf.Tensor
+    excess_variance: tf.Tensor
 
 
 def centre_two_outcomes(
@@ -78,6 +83,9 @@ def centre_two_outcomes(
         scale=tf.minimum(trace, _SCALE_CAP * bound**2),
         expected=slope * weight * square,
         slope=(slope[:, None, None] * row, row),
+        excess_slope=(slope * weight * square * (1.0 - 2.0 * probability))[:, None] * difference,
+        excess_variance=variance
+        * tf.square(tf.square(weight) * square * (2.0 * probability - 1.0)),
     )
 
 
@@ -131,13 +139,20 @@ def centre_outcomes(
         total = tf.reduce_sum(_squares(rows), axis=1)
         rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
         slope = (jacobian, tf.linalg.matmul(_outer(*slope), jacobian))
-    expected = tf.reduce_sum(model_weights * _squares(psi, gram), axis=1)
+    lengths = _squares(psi, gram)
+    expected = tf.reduce_sum(model_weights * lengths, axis=1)
+    beyond = lengths - expected[:, None]
+    excess_slope = _mean(model_weights * beyond, away)
+    if jacobian is not None:
+        excess_slope = tf.linalg.matvec(jacobian, excess_slope, transpose_a=True)
     return CentredScores(
         psi=own,
         rows=rows,
         scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=1),
         expected=tf.minimum(expected, bound**2),
         slope=slope,
+        excess_slope=excess_slope,
+        excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=1),
     )
 
 

@@ -227,8 +227,7 @@ def _checks(
         width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))
     except (*LIKELIHOOD_ERRORS, np.linalg.LinAlgError):
         width = unknown
-    return found.with_fit(
-        curvatures.lack_of_fit,
-        curvatures.lack_of_fit / max(curvatures.lack_of_fit_sd, 1e-12),
-        ParameterChecks(coordinates.names, unknown, unknown, width),
+    excess, z = curvatures.lack_of_fit.score(
+        in_phi.mean - curvatures.window.theta, in_phi.covariance
     )
+    return found.with_fit(excess, z, ParameterChecks(coordinates.names, unknown, unknown, width))

@@ -17,11 +17,8 @@ from tfp_dpvi.calibrated.window import Window
 MOST_DISTANCE = 1.3
 MOST_BEND = 1.0
 MOST_MISMATCH = 0.4
-# In standard deviations of the noise.
+# In standard deviations.
 MOST_LACK_OF_FIT = 4.5
-# Steps wander about the posterior, so that scores vary less than the likelihood says: measured down
-# to -0.1 where the likelihood is right.
-LEAST_LACK_OF_FIT = -0.2
 LEAST_HALVES = 0.001
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
@@ -62,7 +59,7 @@ class Checks:
       parameters: Those of single parameters; None for models that were saved without them.
       lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
         NaN for the paired clip.
-      lack_of_fit_z: The same in standard deviations of its noise.
+      lack_of_fit_z: The same in standard deviations, of noise, outcomes and parameters.
     """
 
     distance: float
@@ -113,8 +110,7 @@ class Checks:
             sentences.append(
                 f"the clip is too small (kappa {self.kappa:.2g}): {self._cut} next time"
             )
-        is_far = abs(self.lack_of_fit_z) > MOST_LACK_OF_FIT
-        if is_far and self.lack_of_fit > LEAST_LACK_OF_FIT:
+        if abs(self.lack_of_fit_z) > MOST_LACK_OF_FIT:
             sentences.append(
                 f"the likelihood does not fit: scores vary {1.0 + self.lack_of_fit:.2f} times as "
                 f"much as it says (z = {self.lack_of_fit_z:.1f}); for counts try "

@@ -47,10 +47,10 @@ _BURN_IN = 5
 _NUM_INPUTS = 512
 _NUM_REFRESHES = 24
 _NUM_GAINS = 8
-# The shares of a Newton step that steps make, at first 1: with wrong public inputs a full step may
-# be several times too long, and would go to and fro.
-_BURN_IN_GAIN = 0.15
+# A step makes this share of a Newton step in the window, and before it 1 / (1 + 5 t), t from 0 to 1.
+# With wrong public inputs a full Newton step is several times too long, and would go to and fro.
 _LAST_GAIN = 0.04
+_SLOWER = 5.0
 # The longest step, in whitened units over d: standard deviations of a record's information.
 _LONGEST = 2.0
 # Where information vanishes, steps wander over at most this share of the prior's width.
@@ -59,7 +59,8 @@ _WANDER = 0.3
 _FARTHEST = 0.5
 # Of the noise's spectral radius, the least eigenvalue of the curvature that forms coordinates.
 _FLOOR = 0.1
-_MIX = 0.0
+# The share of equal weights in the evidence for how unlike the public inputs the private ones are.
+_FLATTENED = 0.5
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
 _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
@@ -276,9 +277,8 @@ class Scoring:
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
-        # From 1 to the gain of the burn-in, over the last third of the public coordinates.
-        place = float(np.clip(3.0 * step / public - 2.0, 0.0, 1.0))
-        self._set_gain(_LAST_GAIN if step == window else _BURN_IN_GAIN**place, mechanism)
+        gain = _LAST_GAIN if step == window else 1.0 / (1.0 + _SLOWER * step / window)
+        self._set_gain(gain, mechanism)
 
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
@@ -313,7 +313,11 @@ class Scoring:
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
-        curvatures = self.curvatures(accumulated, mechanism, np.arange(_PUBLIC, _BURN_IN), _MIX)
+        blocks = np.arange(_PUBLIC, _BURN_IN)
+        curvatures = self.curvatures(accumulated, mechanism, blocks)
+        trusted = curvatures.resembles >= _LEAST_RESEMBLANCE
+        if not trusted:
+            curvatures = self.curvatures(accumulated, mechanism, blocks, _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         likelihood = LinearLikelihood.from_window(
             curvatures.window, curvatures.slopes, curvatures.matrices, np.arange(self.size)
@@ -326,15 +330,14 @@ class Scoring:
         length = float(np.linalg.norm(step))
         step *= min(1.0, 2.0 * _LONGEST * self.size / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
-        if curvatures.window.curvature_signal < _LEAST_SIGNAL:
+        if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return
         radius = curvatures.kappa * curvatures.window.matrix_sd * math.sqrt(2.0 * self.size)
         floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))
         slope = log_mean(curvatures.slopes, floor) / num
         information = slope / self._slope.shrink
         relative = whitening_of(information + precision / num, np.arange(self.size))
-        trusted = curvatures.resembles >= _LEAST_RESEMBLANCE
-        self._use(relative @ whitening, trusted=trusted)
+        self._use(relative @ whitening, trusted=False)
         moments = self._moments(self._theta(), self._coordinates.whitening)
         self._set_target(symmetric(relative @ information @ relative.T), moments)
 
@@ -421,6 +424,8 @@ class Scoring:
             slope=symmetric(sums["slope"]) / num,
             scale=float(sums["scale"]) / num,
             expected=float(sums["expected"]) / num,
+            excess_slope=sums["excess_slope"] / num,
+            excess_variance=float(sums["excess_variance"]) / num,
         )
 
     def _simulated_sums(
@@ -441,6 +446,8 @@ class Scoring:
             "slope": tf.einsum("nja,njb->ab", *centred.slope),
             "scale": tf.reduce_sum(centred.scale),
             "expected": tf.reduce_sum(centred.expected),
+            "excess_slope": tf.reduce_sum(centred.excess_slope, axis=0),
+            "excess_variance": tf.reduce_sum(centred.excess_variance),
         }
 
 

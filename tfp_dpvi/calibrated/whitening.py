@@ -93,6 +93,8 @@ class SimulatedMoments:
       slope: The slope of the expected psi, symmetric, shape [d, d].
       scale: The mean of what `CentredScale` sums.
       expected: The expected `|psi|^2`.
+      excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, shape [d].
+      excess_variance: The variance of `|psi|^2` over outcomes.
     """
 
     information: np.ndarray
@@ -100,6 +102,8 @@ class SimulatedMoments:
     slope: np.ndarray
     scale: float
     expected: float
+    excess_slope: np.ndarray
+    excess_variance: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +172,34 @@ class ReleasedSums:
 
 
 @dataclasses.dataclass(frozen=True)
+class ReleasedExcess:
+    """The released sum of `LackOfFit`, and what it is expected to be.
+
+    Attributes:
+      total: The mean sum over all N records.
+      variance: Its variance for a likelihood that fits, but for the error of theta.
+      slope: The derivative of its expectation in whitened coordinates, shape [d].
+      expected: The sum of `|psi|^2` that the model expects.
+    """
+
+    total: float
+    variance: float
+    slope: np.ndarray
+    expected: float
+
+    def score(self, away: np.ndarray, covariance: np.ndarray) -> tuple[float, float]:
+        """Returns the excess over what is expected, relative to `expected`, and its z score.
+
+        Args:
+          away: The posterior's mean less the mean of the steps, in whitened coordinates, shape [d].
+          covariance: The posterior's covariance, shape [d, d].
+        """
+        excess = self.total - float(self.slope @ away)
+        variance = self.variance + float(self.slope @ covariance @ self.slope)
+        return excess / self.expected, excess / max(float(np.sqrt(variance)), 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
 class Curvatures:
     """Draws of the curvature given its release, in whitened coordinates.
 
@@ -175,8 +207,7 @@ class Curvatures:
       window: The released sums.
       slopes: Draws of A, shape [K, d, d].
       matrices: Draws of the capped matrix, shape [K, d, d].
-      lack_of_fit: The excess of `|psi|^2` over what the model expects, relative to it.
-      lack_of_fit_sd: Its noise.
+      lack_of_fit: See `LackOfFit`.
       resembles: The probability that private inputs resemble the public ones, as far as the prior
         of the curvature tells.
     """
@@ -184,8 +215,7 @@ class Curvatures:
     window: Window
     slopes: np.ndarray
     matrices: np.ndarray
-    lack_of_fit: float
-    lack_of_fit_sd: float
+    lack_of_fit: ReleasedExcess
     resembles: float
 
     @property
@@ -277,7 +307,13 @@ def draw_curvatures(
     flat = (1.0 - flatten) * weights + flatten / len(weights)
     slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    return Curvatures(window, slopes, matrices, excess / expected, excess_sd / expected, resembles)
+    fit = ReleasedExcess(
+        total=released.excess,
+        variance=released.excess_sd**2 + num_records * simulated.excess_variance,
+        slope=num_records * simulated.excess_slope,
+        expected=expected * total,
+    )
+    return Curvatures(window, slopes, matrices, fit, resembles)
 
 
 def _degrees(size: int, shares: tuple[float, ...]) -> tuple[float, ...]:
