@@ -354,6 +354,7 @@ class Scoring:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that released them.
           used: The numbers of the blocks, all in the present coordinates.
+          flatten: The share of equal weights in those of the prior's degrees.
 
         Raises:
           ValueError: The blocks have too few steps.
