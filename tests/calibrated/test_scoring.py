@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.stats
-from support import internals
+from support import internals, statistics
 from support import scoring as fits
 from support.replay import SPECIAL
 from support.siblings import slow
@@ -16,7 +16,7 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import audit
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.calibrated.whitening import ReleasedSums
+from tfp_dpvi.calibrated.mixture import LinearLikelihood
 from tfp_dpvi.gradients import StepSpec
 from tfp_dpvi.optimizers import ScoringOptimizer
 
@@ -182,6 +182,40 @@ def test_an_outcome_that_is_no_value_of_the_likelihood_counts_for_nothing(name):
             np.testing.assert_array_equal(part, reference, err_msg=str(value))
 
 
+def mean_at_truth(name):
+    """psi of records that the likelihood draws, at the parameters that it drew them at."""
+    prior, likelihood = LIKELIHOODS[name]
+    size = 4000
+    x = tf.constant(as_float(np.random.default_rng(0).normal(size=(size, 2))))
+    scoring = fits.scoring_of(prior, likelihood, x.numpy(), as_float(np.ones(size)), x.numpy())
+    scoring.theta.assign(tf.linspace(-0.4, 0.6, scoring.size))
+    gradient = scoring.gradient(StepSpec(float(size), size))
+
+    @tf.function(autograph=False)
+    def run(key):
+        seed = tf.cast(key, tf.int32)
+        y = scoring.pairing.distribution(scoring.vector(), x).sample(seed=seed)
+        step = gradient.draw(key)
+        _, each = step.clipped_sum({"x": x, "y": y}, tf.fill([size], True), key + 1)
+        return each.gradients[0], each.extra["lack_of_fit"]
+
+    parts = [run(statistics.fresh_key()) for _ in range(5)]
+    return (np.concatenate(part).astype(float) for part in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("normal", "ordinal") else slow(name) for name in LIKELIHOODS]
+)
+def test_at_the_truth_a_model_has_the_mean_zero(name):
+    """Of psi, and of the lack of fit. Ten p-values against 1e-9: false alarms below 1e-8."""
+    psi, lack_of_fit = mean_at_truth(name)
+    total = psi.sum(axis=0)
+    square = total @ np.linalg.solve(psi.T @ psi, total)
+    statistics.plausible(scipy.stats.chi2.sf(square, len(total)), "psi")
+    score = np.sqrt(len(psi)) * lack_of_fit.mean() / lack_of_fit.std()
+    statistics.standard_score(score, "lack of fit")
+
+
 def compiled(prior, likelihood, noise=1.0, **settings):
     """A model without an optimizer of its own, whose fits need no calibrated noise."""
     model = dpvi.DPVI(prior, likelihood, **settings)
@@ -265,7 +299,8 @@ class Family:
       other: What the parameter besides the predictors' is: "scale", "shape" or nothing.
       num: The number of predictors.
       is_located: Whether outcomes have an origin and a unit.
-      most_shift: The largest shift over a column's sd at which its outcomes stay finite a priori.
+      has_rate: Whether outcomes at large predictors are infinite: then a prior must not allow these
+        at the synthetic inputs of order 1 that a likelihood is checked at.
     """
 
     likelihood: object
@@ -273,7 +308,7 @@ class Family:
     other: str = ""
     num: int = 1
     is_located: bool = False
-    most_shift: float = 100.0
+    has_rate: bool = False
 
 
 FAMILIES = {
@@ -308,13 +343,13 @@ FAMILIES = {
     "poisson": Family(
         lambda params, x, _: tfd.Poisson(log_rate=predictor(params, x)),
         lambda generator, eta: generator.poisson(np.exp(eta)),
-        most_shift=5.0,
+        has_rate=True,
     ),
     "gamma": Family(
         lambda params, x, _: gammas(params, x),
         lambda generator, eta: np.exp(eta) / 2.0 * generator.gamma(2.0, size=ROWS),
         "shape",
-        most_shift=5.0,
+        has_rate=True,
     ),
     "negative binomial": Family(
         lambda params, x, _: negative_binomials(params, x),
@@ -322,7 +357,7 @@ FAMILIES = {
             np.exp(eta) / 2.0 * generator.gamma(2.0, size=ROWS)
         ),
         "shape",
-        most_shift=5.0,
+        has_rate=True,
     ),
 }
 
@@ -394,9 +429,10 @@ def test_powers_of_two_change_no_bit_of_what_is_released(name):
 
 
 def other_units(name):
-    """Units that are no powers of two, of columns whose means are far from zero."""
-    far = FAMILIES[name].most_shift
-    return Units((3.7, 0.013), (3.7 * far, -0.4 * 0.013 * far), outcome=1234.5, origin=9e3)
+    """Units that are no powers of two, of columns whose means are 100 and -40 sd from zero."""
+    if FAMILIES[name].has_rate:
+        return Units((3.7, 0.3), (7.4, -0.3))
+    return Units((3.7, 0.013), (370.0, -0.52), outcome=1234.5, origin=9e3)
 
 
 def whitened_records(name, units):
@@ -452,31 +488,32 @@ def test_other_units_change_no_posterior(name):
 
 # ---------------------------------------------------------------------- whole fits
 
-IN_DOLLARS, NUM_SETS, INCOMES = 1e4, 14, 500
+IN_DOLLARS, NUM_SETS, INCOMES = 1e4, 8, 500
 
 
 def incomes(params, x):
     return tfd.Normal(params["a"] + params["b"] * x, params["sigma"])
 
 
-def without_noise(of_blocks):
-    """The released sums are taken for exact ones."""
+def without_noise():
+    """Noise on scores and on the curvature is left out of the posterior."""
+    real = LinearLikelihood.from_window
 
-    def changed(*arguments):
-        released = of_blocks(*arguments)
-        sds = ("score_sd", "matrix_sd", "scale_sd", "excess_sd")
-        exact = {name: 1e-3 * getattr(released, name) for name in sds}
-        return dataclasses.replace(released, **exact)
+    def exact(window, slopes, matrices, index):
+        means = [np.repeat(part.mean(0)[None], len(part), axis=0) for part in (slopes, matrices)]
+        return real(dataclasses.replace(window, score_sd=1e-6), *means, index)
 
-    return mock.patch.object(ReleasedSums, "of_blocks", changed)
+    return mock.patch.object(LinearLikelihood, "from_window", staticmethod(exact))
 
 
 def test_intervals_in_dollars_cover():
-    """Of 42 intervals of 90 %, 31 cover. They were independent: 6e-4 would be a false alarm.
+    """Of 24 intervals of 90 % at least 16 cover, and truths are not too many sds away.
 
-    Priors are a hundred times as wide as what the records say, and intervals a few times.
+    If errors were normal and independent, either would be a false alarm of 5e-4 or 1e-3. Priors are
+    200 times as wide as what the records say, and intervals a few times.
     """
-    assert scipy.stats.binom.cdf(30, 3 * NUM_SETS, 0.9) < 1e-3
+    least, most = 16, scipy.stats.chi2.isf(1e-3, 3 * NUM_SETS)
+    assert scipy.stats.binom.cdf(least - 1, 3 * NUM_SETS, 0.9) < 1e-3
     prior = joint(
         a=tfd.Normal(0.0, 10.0 * IN_DOLLARS),
         b=tfd.Normal(0.0, 10.0 * IN_DOLLARS),
@@ -485,8 +522,13 @@ def test_intervals_in_dollars_cover():
     empty = as_float(np.zeros(INCOMES))
     generator = np.random.default_rng(0)
     inputs = as_float(generator.normal(size=300))
-    fit = fits.Fits(prior, incomes, empty, empty, inputs, epsilon=0.5)
-    covered, faulty, widths = [], [], []
+    fit = fits.Fits(prior, incomes, empty, empty, inputs, epsilon=0.4)
+    covered, squares, faulty, widths = [], [], [], []
+
+    def squared_distances(posterior, truth):
+        away = posterior.mixture.mean - truth
+        return away**2 / np.diag(posterior.mixture.covariance)
+
     for number in range(NUM_SETS):
         a, b = IN_DOLLARS * generator.normal(size=2) * [3.0, 1.0]
         sigma = IN_DOLLARS * np.exp(0.3 * generator.normal())
@@ -495,17 +537,17 @@ def test_intervals_in_dollars_cover():
         y = a + b * x + sigma * generator.normal(size=INCOMES)
         accumulated = fit.run(as_float(x), as_float(y), seed=number)
         posterior = fit.posterior(accumulated)
-        assert posterior.checks.warnings == []
         low, high = fits.intervals(posterior)
         covered.append((low <= truth) & (truth <= high))
+        squares.append(squared_distances(posterior, truth))
         exact = np.array([sigma, sigma, np.sqrt(0.5)]) / np.sqrt(INCOMES)
         widths.append((high - low) / (2.0 * 1.645 * exact))
-        with without_noise(ReleasedSums.of_blocks):
-            low, high = fits.intervals(fit.posterior(accumulated))
-        faulty.append((low <= truth) & (truth <= high))
-    assert np.sum(covered) >= 31
-    assert np.sum(faulty) < 31, "an exact release would pass"
-    assert np.median(widths) < 8.0, "as wide as with the noise of a budget of 1, and 4 times exact"
+        with without_noise():
+            faulty.append(squared_distances(fit.posterior(accumulated), truth))
+    assert np.sum(covered) >= least
+    assert np.sum(squares) < most
+    assert np.sum(faulty) > most, "a posterior without the noise would pass"
+    assert np.median(widths) < 8.0
 
 
 def test_without_a_budget_the_posterior_is_the_prior_and_no_wider():
@@ -515,9 +557,8 @@ def test_without_a_budget_the_posterior_is_the_prior_and_no_wider():
     def likelihood(params, x):
         return tfd.Normal(tf.linalg.matvec(x, params["w"]), params["s"])
 
-    generator = np.random.default_rng(0)
-    x = as_float(generator.normal(size=(400, 2)))
-    y = as_float(x @ [2.0, -1.0] + generator.normal(size=400))
+    x = as_float(np.random.default_rng(0).normal(size=(50, 2)))
+    y = as_float(x @ [2.0, -1.0])
     fit = fits.Fits(prior, likelihood, x, y, x, epsilon=0.01)
     posterior = fit.posterior(fit.run(x, y, seed=1))
     draws = posterior.distribution.sample(4000, seed=tf.constant([1, 2]))
@@ -554,6 +595,21 @@ def spent(model):
     return model.privacy_ledger.num_releases
 
 
+def levels(params, x):
+    return tfd.Normal(tf.gather(params["w"], x), params["s"])
+
+
+def test_integers_have_no_standard_inputs():
+    x, y = records(200)
+    model = dpvi.DPVI(line_prior, levels)
+    model.compile(epsilon=1.0, delta=1e-5, accountant="rdp")
+    with pytest.raises(
+        ValueError, match=r"x has integers of shape \(\), whose values are not known"
+    ):
+        model.fit((x[:, 0] > 0).astype("int32"), y, verbose=0)
+    assert spent(model) == 0
+
+
 def test_what_is_refused_costs_nothing():
     x, y = records(200)
     model = dpvi.DPVI(line_prior, line)
@@ -566,7 +622,6 @@ def test_what_is_refused_costs_nothing():
         ({"public_inputs": x[:, :1]}, "public_inputs have the shapes and dtypes"),
         ({"public_inputs": {"x": x}}, "public_inputs"),
         ({"sample_weight": y}, "sample_weight"),
-        ({"x": (x > 0).astype("int32")}, "public_inputs: x has integers of shape"),
     ):
         with pytest.raises(ValueError, match=words):
             model.fit(**{"x": x, "y": y, "verbose": 0, **arguments})
@@ -634,5 +689,5 @@ def test_fits_go_on_and_may_have_other_records(fitted):
     draws = fitted.posterior_sample(4000, seed=0)
     away = (np.mean(draws["w"], axis=0) - [0.7, -0.3]) / np.std(draws["w"], axis=0)
     assert np.abs(away).max() < 4.0
-    with pytest.raises(dpvi.BudgetExhaustedError):
+    with pytest.raises(dpvi.privacy.BudgetExhaustedError):
         fitted.fit(x, y, verbose=0)
