@@ -339,7 +339,7 @@ def variance_in_window(share_twins, rate, expected):
     sums = ReleasedSums(
         NUM_STEPS, np.zeros(2), np.zeros(2), NUM * eye, 2.0 * NUM, 0.0, 1.0, 1.0, 1.0, 1.0, rate
     )
-    moments = SimulatedMoments(eye, eye, eye, 2.0, expected)
+    moments = SimulatedMoments(eye, eye, eye, 2.0, expected, np.zeros(2), 0.0)
     found = draw_curvatures(
         sums, moments, eye,
         num_records=NUM,

@@ -8,7 +8,7 @@ Read the files in this order. Each imports from those before it only.
 * `window` averages the released values; `hmc` samples; `curvature` draws the curvature given its
   noisy release; `mixture` computes the posterior.
 * `centred` clips scores about a centre, in coordinates that `whitening` computes; `scores` finds
-  the scores of a record's possible outcomes, `scoring` makes the steps, `centred_fit` the posterior.
+  the scores of a record's possible outcomes, `scoring` makes steps, `centred_fit` the posterior.
 * `checks` says whether to trust the posterior.
 * `simulation` and `nonlinear` improve it by simulated records at public inputs.
 * `posterior` puts these together; `state` keeps the result for a model; `pilots` chooses the
