@@ -28,6 +28,7 @@ OTHER_NORMALS = {
     "federated/study.py": "public directions that try the prior",
     "calibrated/posterior.py": "places of a released path",
     "calibrated/curvature.py": "draws of the curvature",
+    "calibrated/centred_fit.py": "standard inputs in place of public ones",
     "calibrated/hmc.py": "the momenta of HMC",
     "calibrated/mixture.py": "draws of a posterior",
     "surrogates.py": "reparameterised draws of a surrogate",

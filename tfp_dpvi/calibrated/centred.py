@@ -249,7 +249,7 @@ class CentredCurvature(JointRelease):
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
         # A long float32 sum can exceed the sensitivity by rounding.
-        rows = tf.cast(per_example.extra["rows"], tf.float64)
+        rows = tf.cast(_extra(per_example, "rows"), tf.float64)
         rows = tf.reshape(rows, [-1, self._size])
         return tf.linalg.matmul(rows, rows, transpose_a=True)
 
@@ -279,7 +279,7 @@ class _Scalar(JointRelease):
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
-        return tf.reduce_sum(tf.cast(per_example.extra[self.name], tf.float64))
+        return tf.reduce_sum(tf.cast(_extra(per_example, self.name), tf.float64))
 
     def initial(self) -> Structure:
         """Returns zero sums of shape `[NUM_BLOCKS]`."""
@@ -327,3 +327,10 @@ class LackOfFit(_Scalar):
     def __init__(self, clip: Clip) -> None:
         square = clip.unit**2
         self.sensitivity = Sensitivity(square, 2.0 * square)
+
+
+def _extra(per_example: PerExample, name: str) -> tf.Tensor:
+    """Returns values that the centred clip alone has."""
+    if per_example.extra is None:
+        raise ValueError(f"{name} needs the centred clip: compile without an optimizer.")
+    return per_example.extra[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from tfp_dpvi._tf import tf, tfd, tfp, with_full_parameters
@@ -31,7 +30,7 @@ class PerExample(NamedTuple):
         None if they are never formed.
       norms: Float [n], the l2 norms before the clip, 0 where an example is not kept; or None.
       extra: Values of an engine's own joint releases by name, [n, ...], 0 where an example is not
-        kept.
+        kept; or None.
     """
 
     losses: tf.Tensor
@@ -39,7 +38,7 @@ class PerExample(NamedTuple):
     kept: tf.Tensor
     gradients: Sequence[tf.Tensor] | None = None
     norms: tf.Tensor | None = None
-    extra: Mapping[str, tf.Tensor] = MappingProxyType({})
+    extra: Mapping[str, tf.Tensor] | None = None
 
     @classmethod
     def of(cls, losses: tf.Tensor, factors: Sequence[tf.Tensor], kept: tf.Tensor) -> PerExample:
