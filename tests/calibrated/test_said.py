@@ -78,6 +78,15 @@ def test_a_bound_is_no_density():
     assert model.privacy_ledger.num_releases == 0
 
 
+def test_a_backup_that_would_lose_the_coordinates_is_refused(tmp_path):
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
+    model.compile(epsilon=1.0, delta=1e-5)
+    backup = dpvi.callbacks.PrivateBackupAndRestore(tmp_path)
+    with pytest.raises(ValueError, match="PrivateBackupAndRestore"):
+        model.fit(np.ones(40, "float32"), np.ones(40, "float32"), callbacks=[backup])
+    assert model.privacy_ledger.num_releases == 0
+
+
 @pytest.mark.parametrize("size", [1.0, math.inf])
 def test_counts_that_vary_too_much_are_warned_of_and_others_are_not(size):
     """One fit each: 4.5 standard deviations of the noise, so a false alarm in 1 of 10^5."""

@@ -29,6 +29,7 @@ from tfp_dpvi.calibrated.centred_fit import LEAST_STEPS, NUM_STEPS, CentredFit
 from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
+from tfp_dpvi.callbacks import PrivateBackupAndRestore
 from tfp_dpvi.data import Records
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
@@ -240,6 +241,8 @@ class DPVI(base.DPModel):
                 "public_inputs are for scoring steps, of compile without an optimizer: leave "
                 "them out, or pass them to dpvi.pilot."
             )
+        if self._scores:
+            self._refuse_unkept_state(settings.get("callbacks"))
         if self._scores and batch_size is None and epochs is None and steps_per_epoch is None:
             batch_size, steps_per_epoch = num_records or _ALL, NUM_STEPS
         self._public_inputs = public_inputs
@@ -254,6 +257,20 @@ class DPVI(base.DPModel):
         )
         self._warn_of_slow_convergence(history.history.get("loss", []))
         return history
+
+    def _refuse_unkept_state(self, callbacks: Any) -> None:
+        """Raises for what would lose the coordinates of scoring steps, or have several of them."""
+        users = list(getattr(callbacks, "callbacks", tf.nest.flatten(callbacks or [])))
+        if any(isinstance(each, PrivateBackupAndRestore) for each in users):
+            raise ValueError(
+                "PrivateBackupAndRestore: a backup does not hold the coordinates of scoring steps. "
+                "Leave it out: they take seconds; or pass an optimizer to compile."
+            )
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                "compile without an optimizer makes steps on one device: build the model outside "
+                "of the strategy's scope, or pass an optimizer to compile."
+            )
 
     def _warn_of_slow_convergence(self, losses: Sequence[float]) -> None:
         """Warns, after a fit without noise, if the sum of all records' losses was still falling."""
