@@ -78,6 +78,25 @@ def test_a_bound_is_no_density():
     assert model.privacy_ledger.num_releases == 0
 
 
+@pytest.mark.parametrize("value", [0.0, 1e25])
+def test_public_inputs_without_information_are_refused_before_anything_is_spent(value):
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
+    model.compile(epsilon=1.0, delta=1e-5)
+    x = np.ones(40, "float32")
+    with pytest.raises(ValueError, match="public_inputs"):
+        model.fit(x, x, public_inputs=np.full(50, value, "float32"))
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_validation_during_a_fit_would_show_a_model_that_has_not_learned():
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
+    model.compile(epsilon=1.0, delta=1e-5)
+    x = np.ones(40, "float32")
+    with pytest.raises(ValueError, match="validation_data"):
+        model.fit(x, x, validation_data=(x, x), validation_is_public=True)
+    assert model.privacy_ledger.num_releases == 0
+
+
 def test_a_backup_that_would_lose_the_coordinates_is_refused(tmp_path):
     model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
     model.compile(epsilon=1.0, delta=1e-5)

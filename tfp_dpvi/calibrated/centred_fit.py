@@ -96,7 +96,16 @@ class CentredFit:
         return inputs
 
     def begin(self) -> None:
-        """Runs before a fit spends privacy."""
+        """Runs before a fit spends privacy.
+
+        Raises:
+          ValueError: The public inputs carry no information, or overflow.
+        """
+        if self.scoring is not None and not self.scoring.is_informed():
+            raise ValueError(
+                "public_inputs: the likelihood has no finite information at them and the prior's "
+                "mean: pass inputs like the private ones, or another prior."
+            )
 
     def posterior(
         self, accumulated: dict[str, Structure], mechanism: Mechanism

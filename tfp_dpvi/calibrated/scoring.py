@@ -66,6 +66,8 @@ _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
 _NUM_PRIOR_DRAWS = 4096
+# From this share of the clip on, a score counts as clipped.
+_CLIPPED = 0.98
 
 
 class FitCoordinates(NamedTuple):
@@ -280,6 +282,11 @@ class Scoring:
         gain = _LAST_GAIN if step == window else 1.0 / (1.0 + _SLOWER * step / window)
         self._set_gain(gain, mechanism)
 
+    def is_informed(self) -> bool:
+        """Returns whether public inputs have finite, positive information at the parameters."""
+        information = self._moments(self._theta(), self._coordinates.whitening).information
+        return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
+
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
         theta = self._theta()
@@ -463,7 +470,8 @@ def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExampl
         "lack_of_fit": tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
     }
     total = weighted_sum(psi, kept)
-    clipped = scores.usable & (centred.scale < 0.0)
+    # A clipped score has the clip's length but for what makes its mean zero.
+    clipped = scores.usable & (tf.norm(psi, axis=1) > _CLIPPED * clip.bound)
     return ClippedSum([total], clip), PerExample(
         scores.losses, clipped, scores.usable, gradients=[psi], extra=extra
     )

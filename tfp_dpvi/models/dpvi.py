@@ -225,8 +225,8 @@ class DPVI(base.DPModel):
           x: As for `DPModel.fit`.
           y: As for `DPModel.fit`.
           public_inputs: Public or invented records of x that resemble the private ones, for the
-            coordinates of scoring steps. Without them, standard normal ones are taken: with others
-            the intervals are narrower, and few of them are needed.
+            coordinates of scoring steps; they hold for later fits too. Without them, standard
+            normal ones are taken: with right ones the intervals are narrower.
           batch_size: As for `DPModel.fit`.
           epochs: As for `DPModel.fit`.
           steps_per_epoch: As for `DPModel.fit`.
@@ -243,6 +243,11 @@ class DPVI(base.DPModel):
             )
         if self._scores:
             self._refuse_unkept_state(settings.get("callbacks"))
+            if settings.get("validation_data") is not None:
+                raise ValueError(
+                    "validation_data: the posterior of scoring steps exists after the fit: leave "
+                    "it out, and call evaluate then."
+                )
         if self._scores and batch_size is None and epochs is None and steps_per_epoch is None:
             batch_size, steps_per_epoch = num_records or _ALL, NUM_STEPS
         self._public_inputs = public_inputs
