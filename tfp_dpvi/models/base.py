@@ -282,8 +282,9 @@ class DPModel(Model):
             exporting.mean_signature(self.call, inputs["x"], "the model's output for each record.")
         ]
 
-    def default_optimizer(self) -> Optimizer:
+    def default_optimizer(self, noise_multiplier: float | None) -> Optimizer:
         """See `Hooks.default_optimizer`."""
+        del noise_multiplier
         raise ValueError(
             "optimizer is missing: pass, say, "
             "dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)."
@@ -387,7 +388,8 @@ class DPModel(Model):
                 "loss."
             )
         if optimizer is None:
-            optimizer = self.default_optimizer()
+            optimizer = self.default_optimizer(noise_multiplier)
+            noise_multiplier = None
         optimizer = as_dp_optimizer(
             optimizer, l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier
         )

@@ -195,9 +195,9 @@ class DPVI(base.DPModel):
 
     # ------------------------------------------------------------------ fit
 
-    def default_optimizer(self) -> Optimizer:
+    def default_optimizer(self, noise_multiplier: float | None) -> Optimizer:
         """See `Hooks.default_optimizer`: scoring steps, which choose their coordinates and clip."""
-        return ScoringOptimizer()
+        return ScoringOptimizer(noise_multiplier)
 
     @property
     def _scores(self) -> bool:

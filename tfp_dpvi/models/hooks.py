@@ -69,8 +69,12 @@ class Hooks(Protocol):
         This is the curator's check of the data, outside the guarantee.
         """
 
-    def default_optimizer(self) -> Optimizer:
-        """Returns the optimizer of `compile` without one, or raises `ValueError`."""
+    def default_optimizer(self, noise_multiplier: float | None) -> Optimizer:
+        """Returns the optimizer of `compile` without one, or raises `ValueError`.
+
+        Args:
+          noise_multiplier: Its noise, or None for `compile` to calibrate it.
+        """
 
     def learned_variables(self) -> Sequence[tf.Variable]:
         """Returns the variables that steps update."""
