@@ -47,10 +47,10 @@ _BURN_IN = 5
 _NUM_INPUTS = 512
 _NUM_REFRESHES = 24
 _NUM_GAINS = 8
-# A step makes this share of a Newton step in the window, before it 1 / (1 + 5 t), t from 0 to 1.
+# A step makes this share of a Newton step in the window, before it 1 / (1 + 3.5 t), t from 0 to 1.
 # With wrong public inputs a full Newton step is several times too long, and would go to and fro.
 _LAST_GAIN = 0.04
-_SLOWER = 5.0
+_SLOWER = 3.5
 # The longest step, in whitened units over d: standard deviations of a record's information.
 _LONGEST = 2.0
 # Where information vanishes, steps wander over at most this share of the prior's width.
