@@ -53,7 +53,7 @@ class KLInside(dpvi.DPVI):
                 share = (log_q - prior.log_prob(params)) / spec.num_records
 
             def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-                return share - self._record_log_prob(params, record)
+                return share - self.bayesian_model.record_log_prob(params, record)
 
             none = [tf.zeros_like(variable) for variable in variables]
             parts = [*tf.nest.flatten(params), share]

@@ -65,6 +65,47 @@ def test_hyperparameters_that_the_likelihood_does_not_read_are_no_fault():
     model.mechanism(data)
 
 
+def test_a_prior_without_moments_starts_near_its_median():
+    """With the mean and standard deviation of Cauchy draws steps started hundreds away."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=2000).astype("float32")
+    y = (rng.random(2000) < 1.0 / (1.0 + np.exp(-0.5 - x))).astype("int32")
+    prior = tfd.JointDistributionNamed({"b": tfd.Cauchy(0.0, 10.0), "w": tfd.Cauchy(0.0, 2.5)})
+    model = scored(prior, lambda p, x: tfd.Bernoulli(logits=p["b"] + p["w"] * x), x, y)
+    summary = model.posterior_summary()
+    assert summary.checks.warnings == []
+    # 6 standard deviations of the mean: a false alarm in 10^8.
+    away = np.abs(summary.columns["mean"] - [0.5, 1.0])
+    assert (away < 6.0 * summary.columns["sd"]).all()
+    assert (summary.columns["sd"] < 0.2).all()
+
+
+def test_a_prior_whose_draws_are_not_finite_is_refused_by_name():
+    prior = tfd.JointDistributionNamed({"m": tfd.Normal(0.0, 1.0), "s": tfd.Gamma(0.001, 0.001)})
+    model = dpvi.DPVI(prior, lambda p, x: tfd.Normal(p["m"] * x, p["s"]))
+    model.compile(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="draws of s are alike or not finite"):
+        model.fit(np.ones(40, "float32"), np.ones(40, "float32"))
+    assert model.privacy_ledger.num_releases == 0
+
+
+def test_whole_records_of_integers_need_no_public_inputs():
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda rate: tfd.Poisson(log_rate=rate))
+    model.compile(epsilon=1.0, delta=1e-5)
+    model.mechanism(model.make_data(np.arange(8), batch_size=8))
+
+
+def test_a_fit_after_one_that_diverged_starts_anew():
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0))
+    model.compile(epsilon=1.0, delta=1e-5)
+    x = np.ones(40, "float32")
+    model.mechanism(model.make_data(x, x, batch_size=40))
+    (theta,) = model.learned_variables()
+    theta.assign([math.nan])
+    model.before_fit(160)
+    assert np.isfinite(theta.numpy()).all()
+
+
 def test_a_bound_is_no_density():
     def likelihood(params, x):
         return dpvi.local.Variational(

@@ -46,9 +46,7 @@ def scores_of(likelihood):
 
     def of_records(records):
         return scores.model_scores(
-            pairing,
-            vector,
-            whitening,
+            scores.Place(pairing, vector, whitening),
             records,
             tf.range(NUM) < NUM - 1,
             tf.constant([3, 4], tf.int64),

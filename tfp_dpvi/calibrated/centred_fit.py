@@ -17,9 +17,9 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
-from tfp_dpvi.calibrated.whitening import NormalPrior
+from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.data import Records, make_records
-from tfp_dpvi.data.shapes import specs_of
+from tfp_dpvi.data.shapes import specs_of, zeros_like
 from tfp_dpvi.training import Mechanism
 
 LOG = logging.getLogger("tfp_dpvi")
@@ -80,7 +80,10 @@ class CentredFit:
 
     def _inputs_like(self, records: Records, public_inputs: Structure | None) -> Structure:
         """Returns public inputs, or standard ones of the records' shapes."""
-        if self._model.generative or public_inputs is None:
+        if self._model.generative:
+            # Only their number is read.
+            return zeros_like(records.x, _NUM_INPUTS)
+        if public_inputs is None:
             generator = np.random.default_rng(0)
             return tf.nest.map_structure(lambda part: _standard(part, generator), records.x)
         inputs = make_records(public_inputs, None, None, dtype=self._model.dtype, validate=True).x
@@ -169,7 +172,8 @@ def centred_posterior(
     window = curvatures.window
     # Everything is in units of the prior's standard deviations, so that no unit matters.
     draws = coordinates.prior_draws(_NUM_DRAWS)
-    unit = draws.std(axis=0)
+    near_draws = without_far_draws(draws, coordinates.names)
+    unit = near_draws.std(axis=0)
     to_phi = np.linalg.inv(whitening.T) * unit[index]
     in_phi = LinearLikelihood.from_window(
         window, curvatures.slopes, curvatures.matrices, np.arange(len(index))
@@ -182,11 +186,11 @@ def centred_posterior(
         value, gradient = coordinates.log_density(points * unit)
         return value, gradient * unit
 
-    normal = mixtures.gaussian_prior(log_prior, draws[:64] / unit)
+    normal = mixtures.gaussian_prior(log_prior, near_draws[:64] / unit)
     if normal is not None:
         scaled = mixtures.exact_mixture(likelihood, *normal)
     else:
-        near = NormalPrior.of_draws(draws / unit)
+        near = NormalPrior.of_draws(near_draws / unit)
         guess = mixtures.exact_mixture(likelihood, near.precision, near.precision @ near.mean)
         start = guess.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
@@ -214,7 +218,7 @@ def centred_posterior(
 
 def _checks(
     scoring: Scoring,
-    curvatures: Any,
+    curvatures: Curvatures,
     mixture: Mixture,
     whitening: np.ndarray,
     draws: np.ndarray,
@@ -224,7 +228,7 @@ def _checks(
     coordinates, index = scoring.pairing.coordinates, scoring.pairing.index
     to_phi = np.linalg.inv(whitening.T)
     in_phi = Mixture(mixture.locs[:, index] @ to_phi.T, to_phi @ mixture.scales[:, index])
-    found = check_posterior(
+    checks = check_posterior(
         curvatures.window,
         curvatures.slopes,
         curvatures.matrices,
@@ -239,4 +243,4 @@ def _checks(
     excess, z = curvatures.lack_of_fit.score(
         in_phi.mean - curvatures.window.theta, in_phi.covariance
     )
-    return found.with_fit(excess, z, ParameterChecks(coordinates.names, unknown, unknown, width))
+    return checks.with_fit(excess, z, ParameterChecks(coordinates.names, unknown, unknown, width))

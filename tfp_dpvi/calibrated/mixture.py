@@ -312,8 +312,9 @@ def halving_factors(
         spread = records * data + noise / epsilon**2
         precision = prior.copy()
         precision[np.ix_(index, index)] += records**2 * slope.T @ np.linalg.solve(spread, slope)
-        found: np.ndarray = np.sqrt(np.maximum(np.diag(np.linalg.inv(precision)), 0.0))
-        return found
+        variances = np.diag(np.linalg.inv(precision))
+        deviations: np.ndarray = np.sqrt(np.maximum(variances, 0.0))
+        return deviations
 
     paths = [
         np.array([sds(factor, 1.0) for factor in factors]),

@@ -74,6 +74,39 @@ class OutcomeScores(NamedTuple):
         return information, centred
 
 
+class Place(NamedTuple):
+    """The parameters and coordinates that scores are taken in.
+
+    Attributes:
+      pairing: The model's coordinates and simulation.
+      vector: The parameters' coordinates, shape [D].
+      whitening: W, shape [d, d].
+    """
+
+    pairing: Pairing
+    vector: tf.Tensor
+    whitening: tf.Tensor
+
+    @property
+    def theta(self) -> tf.Tensor:
+        """Returns the coordinates that the likelihood reads, shape [d]."""
+        return self.pairing.read(self.vector)
+
+    def likelihood(self, theta: tf.Tensor, x: Structure) -> tfd.Distribution:
+        """Returns the likelihood of one record.
+
+        Args:
+          theta: The coordinates that it reads, shape [d].
+          x: The record's inputs, without a batch dimension.
+        """
+        batch = tf.nest.map_structure(lambda part: part[None], x)
+        return self.pairing.likelihood(self.vector, theta, batch)
+
+    def whitened(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns rows, shape [..., d], in whitened coordinates."""
+        return tf.linalg.matmul(rows, self.whitening, transpose_b=True)
+
+
 class ModelScores(NamedTuple):
     """The centred scores of n records.
 
@@ -112,9 +145,7 @@ class ModelScores(NamedTuple):
 
 
 def model_scores(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     records: dict[str, Structure],
     mask: tf.Tensor,
     key: tf.Tensor,
@@ -127,9 +158,7 @@ def model_scores(
     Outcomes of few values are enumerated; of others, K twins are drawn.
 
     Args:
-      pairing: The model's coordinates and simulation.
-      vector: The parameters' coordinates, shape [D].
-      whitening: W, shape [d, d].
+      place: The parameters and coordinates.
       records: The records' parts "x" and, unless they are whole records, "y".
       mask: Bool of shape [n], False for padding.
       key: The key of the twins' draws.
@@ -139,9 +168,9 @@ def model_scores(
     # Samplers take finite inputs; scores are of the records as they are, so that bad ones count for
     # nothing.
     finite = {**records, "x": tf.nest.map_structure(_finite, records["x"])}
-    distribution = pairing.distribution(_finite(vector), finite["x"])
+    distribution = place.pairing.distribution(_finite(place.vector), finite["x"])
     values = possible_values(distribution) if "y" in records else None
-    arguments = (pairing, vector, whitening, records, mask)
+    arguments = (place, records, mask)
     if values is None:
         scores = _of_twins(*arguments, finite, distribution, key, bound, num_twins)
     elif len(values) == 2:
@@ -168,24 +197,20 @@ def possible_values(distribution: tfd.Distribution) -> list[int] | None:
 
 
 def _of_two(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     records: dict[str, Structure],
     mask: tf.Tensor,
     distribution: tfd.Distribution,
     bound: float,
 ) -> ModelScores:
     """Returns the scores for outcomes 0 and 1, from one gradient: that of the log odds."""
-    theta = pairing.read(vector)
-    dtype = vector.dtype
+    theta = place.theta
 
     def record_gradient(x: Structure, keep: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         del keep
-        batch = tf.nest.map_structure(lambda part: part[None], x)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(theta)
-            likelihood = pairing.likelihood(vector, theta, batch)
+            likelihood = place.likelihood(theta, x)
             one, zero = (
                 tf.reshape(likelihood.log_prob(tf.constant([value], likelihood.dtype)), [])
                 for value in (1, 0)
@@ -195,8 +220,8 @@ def _of_two(
 
     odds, values = gradients_of(record_gradient, records["x"], mask)
     gradients = values[0]
-    outcome = tf.cast(as_event(records["y"], distribution), dtype)
-    difference = tf.linalg.matmul(gradients, whitening, transpose_b=True)
+    outcome = tf.cast(as_event(records["y"], distribution), theta.dtype)
+    difference = place.whitened(gradients)
     losses = -tf.where(outcome > 0.5, values[1], values[2])
     # Another value than 0 and 1 would pass the bound.
     is_value = (outcome == 0.0) | (outcome == 1.0)
@@ -216,9 +241,7 @@ def _of_two(
 
 
 def _of_values(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     records: dict[str, Structure],
     mask: tf.Tensor,
     distribution: tfd.Distribution,
@@ -228,9 +251,9 @@ def _of_values(
     """Returns the scores of all values that an outcome can have, and their probabilities."""
     num = tf.shape(mask)[0]
     every = tf.tile(tf.constant(values, distribution.dtype), [num])
-    scores = _scores_of(pairing, vector, whitening, records["x"], every, mask, len(values))
+    scores = _scores_of(place, records["x"], every, mask, len(values))
     outcome: Any = as_event(records["y"], distribution)
-    observed = tf.cast(outcome[:, None] == tf.constant(values, outcome.dtype), vector.dtype)
+    observed = tf.cast(outcome[:, None] == tf.constant(values, outcome.dtype), place.vector.dtype)
     # Without one of these values it would still add to what the model expects.
     usable = mask & tf.reduce_any(observed > 0.0, axis=1) & scores.usable()
     usable &= tf.reduce_all(~tf.math.is_nan(scores.logs), axis=1)
@@ -242,9 +265,7 @@ def _of_values(
 
 
 def _of_twins(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     records: dict[str, Structure],
     mask: tf.Tensor,
     finite: dict[str, Structure],
@@ -268,11 +289,11 @@ def _of_twins(
         lambda *parts: tf.reshape(tf.stack(parts, axis=1), [-1, *parts[0].shape[1:]]), *outcomes
     )
     size = num_twins + 1
-    scores = _scores_of(pairing, vector, whitening, records["x"], rows, mask, size)
+    scores = _scores_of(place, records["x"], rows, mask, size)
     # All or none: dropping only a twin would break the symmetry.
     usable &= scores.usable() & tf.reduce_all(tf.math.is_finite(scores.logs), axis=1)
-    ones = tf.ones([num, 1], vector.dtype)
-    weights = tf.fill([num, size], tf.constant(1.0 / size, vector.dtype))
+    ones = tf.ones([num, 1], place.vector.dtype)
+    weights = tf.fill([num, size], tf.constant(1.0 / size, place.vector.dtype))
     model_weights = tf.concat([0.0 * ones, tf.tile(ones / num_twins, [1, num_twins])], axis=1)
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
     information, centred = scores.centred(usable, weights, model_weights, first, bound)
@@ -281,16 +302,14 @@ def _of_twins(
 
 
 def _scores_of(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     x: Structure,
     outcomes: Structure,
     mask: tf.Tensor,
     num_each: int,
 ) -> OutcomeScores:
     """Returns the scores of J outcomes of each record."""
-    arguments = (pairing, vector, whitening, x, outcomes, mask, num_each)
+    arguments = (place, x, outcomes, mask, num_each)
     try:
         return _factorised_scores(*arguments)
     except (TypeError, NotImplementedError):
@@ -298,31 +317,30 @@ def _scores_of(
 
 
 def _direct_scores(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     x: Structure,
     outcomes: Structure,
     mask: tf.Tensor,
     num_each: int,
 ) -> OutcomeScores:
     """Returns the scores of J outcomes of each record, from a backward pass for each."""
-    theta = pairing.read(vector)
+    theta = place.theta
 
     def record_gradient(
         row: tuple[Structure, Structure], keep: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         del keep
-        inputs, outcome = tf.nest.map_structure(lambda part: part[None], row)
+        inputs, outcome = row
+        outcome = tf.nest.map_structure(lambda part: part[None], outcome)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(theta)
-            log_prob = tf.reshape(pairing.likelihood(vector, theta, inputs).log_prob(outcome), [])
+            log_prob = tf.reshape(place.likelihood(theta, inputs).log_prob(outcome), [])
         return log_prob, [tape.gradient(log_prob, theta, unconnected_gradients="zero")]
 
     repeated = tf.nest.map_structure(lambda part: tf.repeat(part, num_each, axis=0), x)
     masks = tf.repeat(mask, num_each)
     logs, gradients = gradients_of(record_gradient, (repeated, outcomes), masks)
-    scores = tf.linalg.matmul(gradients[0], whitening, transpose_b=True)
+    scores = place.whitened(gradients[0])
     return OutcomeScores(
         tf.reshape(logs, [-1, num_each]),
         tf.reshape(scores, [-1, num_each, theta.shape[0]]),
@@ -331,9 +349,7 @@ def _direct_scores(
 
 
 def _factorised_scores(
-    pairing: Pairing,
-    vector: tf.Tensor,
-    whitening: tf.Tensor,
+    place: Place,
     x: Structure,
     outcomes: Structure,
     mask: tf.Tensor,
@@ -348,16 +364,15 @@ def _factorised_scores(
     Raises:
       TypeError: The distribution cannot be taken apart, or has too many parameters.
     """
-    theta = pairing.read(vector)
+    theta = place.theta
     taken: list[Callable[[Sequence[tf.Tensor]], tfd.Distribution]] = []
     moving: list[bool] = []
 
     def derivative(x: Structure, keep: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         del keep
-        batch = tf.nest.map_structure(lambda part: part[None], x)
         with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
             tape.watch(theta)
-            parts, joined = take_apart(pairing.likelihood(vector, theta, batch))
+            parts, joined = take_apart(place.likelihood(theta, x))
             rest = joined([tf.stop_gradient(part) for part in parts]).log_prob(_zeros(outcomes))
             entries = [
                 tf.unstack(tf.reshape(part, [-1])) if part.dtype.is_floating else []
@@ -400,7 +415,7 @@ def _factorised_scores(
     return OutcomeScores(
         tf.reshape(logs, [-1, num_each]),
         tf.reshape(gradients[0], [-1, num_each, jacobian.shape[1]]),
-        tf.linalg.matmul(jacobian, whitening, transpose_b=True),
+        place.whitened(jacobian),
     )
 
 

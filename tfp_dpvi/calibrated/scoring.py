@@ -21,7 +21,7 @@ from tfp_dpvi.calibrated.centred import centred_releases
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
-from tfp_dpvi.calibrated.scores import ModelScores, model_scores, possible_values
+from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.whitening import (
     Curvatures,
@@ -32,6 +32,7 @@ from tfp_dpvi.calibrated.whitening import (
     log_mean,
     symmetric,
     whitening_of,
+    without_far_draws,
 )
 from tfp_dpvi.gradients import Clip, ClippedGradient, ClippedSum, StepGradient, StepSpec
 from tfp_dpvi.gradients.base import PerExample
@@ -116,7 +117,8 @@ class Scoring:
         self.clip = Clip(1.0)
         self.num_records = 1
         dtype = pairing.coordinates.dtype
-        draws = pairing.coordinates.prior_draws(_NUM_PRIOR_DRAWS)
+        coordinates = pairing.coordinates
+        draws = without_far_draws(coordinates.prior_draws(_NUM_PRIOR_DRAWS), coordinates.names)
         self._rest = tf.constant(draws.mean(axis=0), dtype)
         self.prior = NormalPrior.of_draws(draws[:, pairing.index])
         self._order = np.argsort(
@@ -136,22 +138,23 @@ class Scoring:
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
-        if isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture):
-            self.theta.assign(self._apart())
+        is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
+        self._start = self._apart() if is_mixture else self.prior.mean
+        self.theta.assign(self._start)
         self._simulate = function_of_model(self._simulated_sums)
         scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
         self._coordinates = FitCoordinates(np.diag(scales), trusted=True)
         self._slope = Slope(square, 1.0)
 
     def _likelihood_at_start(self) -> tfd.Distribution:
-        found: list[tfd.Distribution] = []
+        traced: list[tfd.Distribution] = []
 
         def probe() -> tf.Tensor:
-            found.append(self.pairing.distribution(self._rest, self._x))
+            traced.append(self.pairing.distribution(self._rest, self._x))
             return tf.zeros([])
 
         tf.function(probe, autograph=False).get_concrete_function()
-        return found[-1]
+        return traced[-1]
 
     def _apart(self) -> np.ndarray:
         """Returns a start at which the components of a mixture differ.
@@ -225,9 +228,7 @@ class Scoring:
         key: tf.Tensor,
     ) -> ModelScores:
         return model_scores(
-            self.pairing,
-            vector,
-            whitening,
+            Place(self.pairing, vector, whitening),
             records,
             mask,
             key,
@@ -283,7 +284,12 @@ class Scoring:
         self._set_gain(gain, mechanism)
 
     def is_informed(self) -> bool:
-        """Returns whether public inputs have finite, positive information at the parameters."""
+        """Returns whether public inputs have finite, positive information where a fit starts.
+
+        After a fit that diverged, that is the first start.
+        """
+        if not np.isfinite(self._theta()).all():
+            self.theta.assign(self._start)
         information = self._moments(self._theta(), self._coordinates.whitening).information
         return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
 

@@ -7,11 +7,13 @@ here is NumPy in float64, from public or released values.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from scipy import linalg
 
+from tfp_dpvi.calibrated.checks import scales
 from tfp_dpvi.calibrated.curvature import CurvaturePrior, draw_curvature
 from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
@@ -28,6 +30,8 @@ _KAPPA_SD = 0.4
 _RIDGE = 1e-3
 # Prior standard deviation of the logarithm of a parameter's scale, at public inputs over private.
 _SCALE_SD = 0.75
+# Of a prior's draws from its median, in standard deviations of a normal with its quartiles.
+_FARTHEST = 8.0
 
 
 def whitening_of(information: np.ndarray, order: np.ndarray) -> np.ndarray:
@@ -79,6 +83,30 @@ class NormalPrior:
     def whitened(self, whitening: np.ndarray) -> np.ndarray:
         """Returns the precision of phi, shape [d, d]."""
         return symmetric(whitening @ self.precision @ whitening.T)
+
+
+def without_far_draws(draws: np.ndarray, names: Sequence[str]) -> np.ndarray:
+    """Returns a prior's draws with those of heavy tails moved in, so that their moments exist.
+
+    Draws of a normal distribution stay as they are.
+
+    Args:
+      draws: Shape [n, D].
+      names: The coordinates' names.
+
+    Raises:
+      ValueError: Half of the draws of a coordinate are alike or not finite.
+    """
+    half = _FARTHEST * scales(draws)
+    centre = np.median(draws, axis=0)
+    is_spread = np.isfinite(half + centre) & (half > 0.0)
+    if not is_spread.all():
+        raise ValueError(
+            f"prior: most draws of {names[int(np.argmin(is_spread))]} are alike or not finite on "
+            "the real line (those of Gamma(0.001, 0.001) are zero): use a prior such as LogNormal."
+        )
+    moved: np.ndarray = np.clip(draws, centre - half, centre + half)
+    return moved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,13 +358,13 @@ def _scale_by_release(released: ReleasedSums, matrix: np.ndarray) -> np.ndarray:
     themselves would change with a shift of inputs.
     """
     expected = np.diag(matrix)
-    found = np.diag(released.matrix)
+    observed = np.diag(released.matrix)
     noise = released.matrix_sd
     if noise == 0.0:
-        logs = np.log(np.maximum(found / expected, 1e-3)) / 2.0
+        logs = np.log(np.maximum(observed / expected, 1e-3)) / 2.0
     else:
         grid = np.linspace(-3.0, 3.0, 121)[:, None]
-        fit = -((found - np.exp(2.0 * grid) * expected) ** 2) / (2.0 * noise**2)
+        fit = -((observed - np.exp(2.0 * grid) * expected) ** 2) / (2.0 * noise**2)
         density = fit - grid**2 / (2.0 * _SCALE_SD**2)
         weights = np.exp(density - density.max(axis=0))
         logs = np.sum(weights * grid, axis=0) / weights.sum(axis=0)

@@ -248,8 +248,11 @@ class DPVI(base.DPModel):
                     "validation_data: the posterior of scoring steps exists after the fit: leave "
                     "it out, and call evaluate then."
                 )
-        if self._scores and batch_size is None and epochs is None and steps_per_epoch is None:
-            batch_size, steps_per_epoch = num_records or _ALL, NUM_STEPS
+        is_open = batch_size is None and epochs is None and steps_per_epoch is None
+        # A dataset has its own batches.
+        if self._scores and is_open and not isinstance(x, tf.data.Dataset):
+            batch_size = num_records or _ALL
+            steps_per_epoch = NUM_STEPS
         self._public_inputs = public_inputs
         history = super().fit(
             x,
