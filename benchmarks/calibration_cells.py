@@ -203,6 +203,26 @@ def dummies(shares):
     return draw
 
 
+def lognormals(width):
+    """Skewed columns."""
+    return lambda generator, size: np.exp(generator.normal(size=(size, width))).astype("float32")
+
+
+def half_normals(width):
+    """What a user may take for skewed columns."""
+    return lambda generator, size: np.abs(generator.normal(size=(size, width))).astype("float32")
+
+
+def with_outliers(width, share=0.01, times=10.0):
+    """Normal columns, of which some records' are far out."""
+
+    def draw(generator, size):
+        far = np.where(generator.random(size) < share, times, 1.0)
+        return (far[:, None] * generator.normal(size=(size, width))).astype("float32")
+
+    return draw
+
+
 def with_groups(groups, width):
     def draw(generator, size):
         x = generator.normal(size=(size, width)).astype("float32")
@@ -229,6 +249,24 @@ def overdispersed(size):
         return generator.poisson(generator.gamma(size, mean / size)).astype("float32")
 
     return draw
+
+
+def zero_inflated(share):
+    """Counts with the mean of `poisson`, of which some are zero whatever the inputs."""
+
+    def draw(params, x, generator):
+        mean = np.exp(eta(params, x).numpy().astype("float64")) / (1.0 - share)
+        counts = generator.poisson(mean)
+        return np.where(generator.random(len(mean)) < share, 0, counts).astype("float32")
+
+    return draw
+
+
+def heteroscedastic(params, x, generator):
+    """Outcomes of `linear` whose scale grows with the first column, of the same mean square."""
+    mean = eta(params, x).numpy().astype("float64")
+    scale = params["s"].numpy() * np.exp(0.5 * np.asarray(x)[:, 0] - 0.25)
+    return (mean + scale * generator.normal(size=len(mean))).astype("float32")
 
 
 # ---------------------------------------------------------------------- cells
@@ -280,7 +318,15 @@ OTHER = {
     "poisson_size1.5": same(lambda: poisson(5), normals(FOUR), outcomes=overdispersed(1.5)),
     "poisson_size5": same(lambda: poisson(5), normals(FOUR), outcomes=overdispersed(5.0)),
 }
-MODELS = {**ORDER_ONE, **OTHER}
+# Public inputs or likelihoods that are wrong: intervals cover, or the fit warns.
+WRONG = {
+    "lognormal": Model(lambda: logistic(6), lognormals(5), half_normals(5)),
+    "outliers": Model(lambda: logistic(5), with_outliers(4), normals(FOUR)),
+    "outliers_linear": Model(lambda: linear(5), with_outliers(4), normals(FOUR)),
+    "zero_inflated": same(lambda: poisson(5), normals(FOUR), outcomes=zero_inflated(0.2)),
+    "heteroscedastic": same(lambda: linear(5), normals(FOUR), outcomes=heteroscedastic),
+}
+MODELS = {**ORDER_ONE, **OTHER, **WRONG}
 
 
 def cells_of(models):

@@ -54,6 +54,8 @@ _LAST_GAIN = 0.04
 _SLOWER = 3.5
 # The longest step, in whitened units over d: standard deviations of a record's information.
 _LONGEST = 2.0
+# And for mixtures, in whitened units: a longer step can swap components, or lose one.
+_LONGEST_OF_MIXTURE = 1.0
 # Where information vanishes, steps wander over at most this share of the prior's width.
 _WANDER = 0.3
 # And at most over this distance, in whitened units: farther away scores are not linear.
@@ -140,6 +142,7 @@ class Scoring:
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
         is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
         self._start = self._apart() if is_mixture else self.prior.mean
+        self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
         self.theta.assign(self._start)
         self._simulate = function_of_model(self._simulated_sums)
         scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
@@ -241,8 +244,7 @@ class Scoring:
         away = self.theta - tf.constant(self.prior.mean, self.theta.dtype)
         pull = mean - tf.linalg.matvec(self._prior_pull, away)
         step = tf.linalg.matvec(self._gain, pull)
-        longest = _LONGEST * self.size
-        step *= longest / tf.maximum(tf.norm(step), longest)
+        step *= self._longest / tf.maximum(tf.norm(step), self._longest)
         return tf.linalg.matvec(self._whitening, step, transpose_a=True)
 
     # ------------------------------------------------------------------ between steps
@@ -341,7 +343,7 @@ class Scoring:
         )
         step = mixture.mean - curvatures.window.theta
         length = float(np.linalg.norm(step))
-        step *= min(1.0, 2.0 * _LONGEST * self.size / max(length, 1e-12))
+        step *= min(1.0, 2.0 * self._longest / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
         if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return
