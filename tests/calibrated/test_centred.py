@@ -339,7 +339,9 @@ def variance_in_window(share_twins, rate, expected):
     sums = ReleasedSums(
         NUM_STEPS, np.zeros(2), np.zeros(2), NUM * eye, 2.0 * NUM, 0.0, 1.0, 1.0, 1.0, 1.0, rate
     )
-    moments = SimulatedMoments(eye, eye, eye, 2.0, expected, np.zeros(2), 0.0)
+    moments = SimulatedMoments(
+        eye, eye, eye, 2.0, expected, np.zeros(2), 0.0, 1.0, np.zeros(0), np.zeros(0)
+    )  # fmt: skip
     found = draw_curvatures(
         sums, moments, eye,
         num_records=NUM,
@@ -618,7 +620,7 @@ def test_sums_are_those_of_the_records_and_blocks_hold_what_is_released():
             )
             totals[number] = release.accumulate(totals[number], released)
     np.testing.assert_array_equal(totals[0]["steps"], 2.0)
-    np.testing.assert_allclose(totals[0]["matrix"][3], [[2.0, 6.0], [6.0, 6.0]])
+    np.testing.assert_allclose(totals[0]["matrix"][3], [[2.0, 4.0], [8.0, 6.0]])
     np.testing.assert_allclose(totals[0]["gradient"][3], [2.0, 6 + 7])
     np.testing.assert_allclose(totals[0]["theta"][3], [1.0, -1.0])
     np.testing.assert_array_equal(totals[1], 4.0)

@@ -27,7 +27,7 @@ _ITERATIONS = 5
 # Bound on psi . u, in squares of the clip.
 _SCALE_CAP = 3.0
 # Squared noise multipliers of the joint releases over the gradient's.
-_MATRIX_NOISE = 8.8
+MATRIX_NOISE = 8.8
 _SCALAR_NOISE = 44.0
 
 
@@ -237,7 +237,7 @@ class CentredCurvature(JointRelease):
     """
 
     name = "curvature"
-    noise_ratio = math.sqrt(_MATRIX_NOISE)
+    noise_ratio = math.sqrt(MATRIX_NOISE)
     sensitivity = Sensitivity()
 
     def __init__(self, size: int, clip: Clip) -> None:
@@ -249,14 +249,13 @@ class CentredCurvature(JointRelease):
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
         # A long float32 sum can exceed the sensitivity by rounding.
-        rows = tf.cast(_extra(per_example, "rows"), tf.float64)
+        rows = tf.cast(extra_of(per_example, "rows"), tf.float64)
         rows = tf.reshape(rows, [-1, self._size])
         return tf.linalg.matmul(rows, rows, transpose_a=True)
 
     def initial(self) -> Structure:
         """Returns zero sums of shape `[NUM_BLOCKS, ...]`."""
-        vector = [self._size]
-        matrix = [self._size, self._size]
+        vector, matrix = [self._size], list(self.shape)
         return initial_blocks({"steps": [], "theta": vector, "gradient": vector, "matrix": matrix})
 
     def accumulate(self, total: Any, released: Released) -> Structure:
@@ -266,7 +265,7 @@ class CentredCurvature(JointRelease):
             "steps": tf.ones([], tf.float64),
             "theta": released.public,
             "gradient": gradient,
-            "matrix": (released.mean + tf.transpose(released.mean)) / 2.0,
+            "matrix": released.mean,
         }
         return {name: total[name] + in_block(released, value) for name, value in values.items()}
 
@@ -279,7 +278,7 @@ class _Scalar(JointRelease):
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
-        return tf.reduce_sum(tf.cast(_extra(per_example, self.name), tf.float64))
+        return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64))
 
     def initial(self) -> Structure:
         """Returns zero sums of shape `[NUM_BLOCKS]`."""
@@ -329,8 +328,16 @@ class LackOfFit(_Scalar):
         self.sensitivity = Sensitivity(square, 2.0 * square)
 
 
-def _extra(per_example: PerExample, name: str) -> tf.Tensor:
-    """Returns values that the centred clip alone has."""
+def extra_of(per_example: PerExample, name: str) -> tf.Tensor:
+    """Returns values that the centred clip alone has.
+
+    Args:
+      per_example: The exact values of a batch's records.
+      name: The values' name.
+
+    Raises:
+      ValueError: Another clip was used.
+    """
     if per_example.extra is None:
         raise ValueError(f"{name} needs the centred clip: compile without an optimizer.")
     return per_example.extra[name]

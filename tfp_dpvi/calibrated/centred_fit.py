@@ -12,6 +12,7 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, check_posterior, widths
+from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
@@ -27,7 +28,6 @@ LOG = logging.getLogger("tfp_dpvi")
 NUM_STEPS = 160
 # Below, the first steps find no coordinates.
 LEAST_STEPS = 60
-_NUM_INPUTS = 512
 _NUM_DRAWS = 4096
 _HELP = "Pass public_inputs, or an optimizer to compile, such as DPKerasAdamOptimizer."
 
@@ -73,19 +73,24 @@ class CentredFit:
                     "intervals are not calibrated.\n"
                     "Use dpvi.local.quadrature or enumeration, or pass an optimizer to compile."
                 )
-            self.scoring = Scoring(pairing, self._inputs_like(records, public_inputs))
+            size = len(pairing.index)
+            self.scoring = Scoring(pairing, self._inputs_like(records, public_inputs, size))
             self._kind = kind
         elif public_inputs is not None:
-            self.scoring.set_inputs(self._inputs_like(records, public_inputs))
+            inputs = self._inputs_like(records, public_inputs, self.scoring.size)
+            self.scoring.set_inputs(inputs)
 
-    def _inputs_like(self, records: Records, public_inputs: Structure | None) -> Structure:
-        """Returns public inputs, or standard ones of the records' shapes."""
+    def _inputs_like(
+        self, records: Records, public_inputs: Structure | None, size: int
+    ) -> Structure:
+        """Returns public inputs, or standard ones of the records' shapes, for d parameters."""
+        num = num_inputs(size)
         if self._model.generative:
             # Only their number is read.
-            return zeros_like(records.x, _NUM_INPUTS)
+            return zeros_like(records.x, num)
         if public_inputs is None:
             generator = np.random.default_rng(0)
-            return tf.nest.map_structure(lambda part: _standard(part, generator), records.x)
+            return tf.nest.map_structure(lambda part: _standard(part, num, generator), records.x)
         inputs = make_records(public_inputs, None, None, dtype=self._model.dtype, validate=True).x
         wanted, got = (
             tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
@@ -95,6 +100,12 @@ class CentredFit:
             raise ValueError(
                 f"public_inputs have the shapes and dtypes {got} of a record, and x has {wanted}: "
                 "pass public or invented records of the same columns."
+            )
+        given = len(tf.nest.flatten(inputs)[0])
+        if given < least_inputs(size):
+            raise ValueError(
+                f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
+                f"pass at least {least_inputs(size)}."
             )
         return inputs
 
@@ -136,9 +147,9 @@ class CentredFit:
         return posterior
 
 
-def _standard(part: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def _standard(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
     """Returns standard normal or random boolean inputs of a record's shape."""
-    shape = (_NUM_INPUTS, *part.shape[1:])
+    shape = (num, *part.shape[1:])
     if part.dtype.kind == "f":
         return generator.normal(size=shape).astype(part.dtype)
     if part.dtype.kind == "b":
@@ -234,6 +245,7 @@ def _checks(
         curvatures.matrices,
         in_phi,
         np.arange(len(index)),
+        mismatch=curvatures.mismatch,
     )
     unknown = np.full(coordinates.num, math.nan)
     try:

@@ -55,7 +55,8 @@ class Checks:
       bend: Shift of the posterior's mean by the nonlinear score, in units of `distance`; NaN
         without a pilot.
       mismatch: Relative distance of the released curvature from that at the pilot's inputs; NaN
-        without a pilot.
+        without a pilot. With the centred clip that of correlations, see `diagonal.mismatch`; NaN
+        where the whole curvature was released.
       parameters: Those of single parameters; None for models that were saved without them.
       lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
         NaN for the paired clip.
@@ -103,8 +104,9 @@ class Checks:
             )
         if self.mismatch > MOST_MISMATCH:
             sentences.append(
-                "the released curvature is far from that at the pilot's inputs (mismatch "
-                f"{self.mismatch:.2g}): pass inputs to the pilot that resemble the private ones"
+                f"the released curvature is far from that at {self._inputs} (mismatch "
+                f"{self.mismatch:.2g}): pass public inputs whose scales and correlations resemble "
+                "those of the private ones"
             )
         if self.kappa >= MOST_KAPPA_SEEN:
             sentences.append(
@@ -126,6 +128,10 @@ class Checks:
         return (
             "take more epochs" if self._is_centred else "take more steps or a higher learning rate"
         )
+
+    @property
+    def _inputs(self) -> str:
+        return "the public inputs" if self._is_centred else "the pilot's inputs"
 
     @property
     def _cut(self) -> str:

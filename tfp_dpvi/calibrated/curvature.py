@@ -155,6 +155,20 @@ def draw_curvature(
     else:
         weights = prior.weights(window) if weights is None else weights
         matrices = _draw_matrices(window, prior, weights, generator)
+    return with_slopes(window, prior, matrices, generator), matrices
+
+
+def with_slopes(
+    window: Window, prior: CurvaturePrior, matrices: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Returns a draw of A for each draw of M, from the release of what the cap of M cut.
+
+    Args:
+      window: The released averages.
+      prior: The prior of A over M.
+      matrices: Draws of M, shape [K, d, d].
+      generator: The source of random numbers.
+    """
     traces = np.trace(matrices, axis1=1, axis2=2)
     if window.scale_sd == 0.0:
         kappa = np.clip(window.scale / traces, 1.0, MOST_KAPPA)
@@ -168,7 +182,8 @@ def draw_curvature(
             low, high, loc=mean, scale=sd, size=traces.shape, random_state=generator
         )
     kappa = np.where(np.isfinite(kappa), np.clip(kappa, 1.0, MOST_KAPPA), 1.0)
-    return kappa[:, None, None] * _shaped(matrices, prior), matrices
+    slopes: np.ndarray = kappa[:, None, None] * _shaped(matrices, prior)
+    return slopes
 
 
 def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:

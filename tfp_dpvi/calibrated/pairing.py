@@ -22,6 +22,8 @@ from tfp_dpvi.local import Variational
 
 # That a likelihood reads. For more, noise dominates their curvature matrix.
 MOST_COORDINATES = 50
+# With the centred clip, which releases the diagonal of the curvature of many.
+MOST_CENTRED = 512
 
 
 class Pairing:
@@ -62,9 +64,10 @@ class Pairing:
         self.index = np.concatenate(
             [np.arange(ends[part], ends[part + 1]) for part in self.parameters_read]
         )
-        if len(self.index) > MOST_COORDINATES:
+        most = MOST_CENTRED if log_scales else MOST_COORDINATES
+        if len(self.index) > most:
             raise CannotPairError(
-                f"the likelihood reads {len(self.index)} parameters, more than {MOST_COORDINATES}"
+                f"the likelihood reads {len(self.index)} parameters, more than {most}"
             )
         if records.y is not None:
             check_rows(model, records)

@@ -17,8 +17,8 @@ from scipy import stats
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
-from tfp_dpvi.calibrated.centred import centred_releases
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
+from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
@@ -44,8 +44,7 @@ NUM_TWINS = 4
 # Blocks of steps in public coordinates, and blocks before the window.
 _PUBLIC = 3
 _BURN_IN = 5
-# Public inputs that are used, and how often the coordinates follow the parameters.
-_NUM_INPUTS = 512
+# How often the coordinates follow the parameters.
 _NUM_REFRESHES = 24
 _NUM_GAINS = 8
 # A step makes this share of a Newton step in the window, before it 1 / (1 + 3.5 t), t from 0 to 1.
@@ -186,7 +185,8 @@ class Scoring:
 
     def set_inputs(self, x: Structure) -> None:
         """Sets the public inputs of later fits, arrays of n rows."""
-        self._x = tf.nest.map_structure(lambda part: tf.constant(part[:_NUM_INPUTS]), x)
+        most = num_inputs(self.size)
+        self._x = tf.nest.map_structure(lambda part: tf.constant(part[:most]), x)
 
     def gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the centred clip, with its joint releases; pulled back it is a scoring step.
@@ -219,7 +219,7 @@ class Scoring:
             )
 
         identity = ("centred", self.pairing.parameters_read, self.num_twins)
-        releases = centred_releases(self.size, clip)
+        releases = releases_of(self.size, clip)
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
     def _scores(
@@ -442,6 +442,9 @@ class Scoring:
             expected=float(sums["expected"]) / num,
             excess_slope=sums["excess_slope"] / num,
             excess_variance=float(sums["excess_variance"]) / num,
+            num=num,
+            squares=sums["squares"] / num,
+            squares_variance=sums["fourth_powers"] / num - (sums["squares"] / num) ** 2,
         )
 
     def _simulated_sums(
@@ -455,7 +458,10 @@ class Scoring:
         records = {"x": outcomes} if self.pairing.generative else {"x": x, "y": outcomes}
         scores = self._scores(vector, whitening, records, tf.fill([num], True) & usable, key)
         centred = scores.centred
+        squares = self._squares(centred.rows)
         return {
+            "squares": tf.reduce_sum(squares, axis=0),
+            "fourth_powers": tf.reduce_sum(tf.square(squares), axis=0),
             "num": tf.reduce_sum(tf.cast(scores.usable, vector.dtype)),
             "information": tf.einsum("nja,njb->ab", *scores.information),
             "matrix": tf.einsum("nja,njb->ab", centred.rows, centred.rows),
@@ -465,6 +471,12 @@ class Scoring:
             "excess_slope": tf.reduce_sum(centred.excess_slope, axis=0),
             "excess_variance": tf.reduce_sum(centred.excess_variance),
         }
+
+    def _squares(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns what `CentredDiagonal` sums, where it is released."""
+        if self.size <= MOST_DENSE:
+            return tf.zeros([tf.shape(rows)[0], 0], rows.dtype)
+        return squares_of(rows, self.clip.unit)
 
 
 def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExample]:

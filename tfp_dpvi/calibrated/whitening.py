@@ -7,6 +7,7 @@ here is NumPy in float64, from public or released values.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import numpy as np
 from scipy import linalg
 
 from tfp_dpvi.calibrated.checks import scales
-from tfp_dpvi.calibrated.curvature import CurvaturePrior, draw_curvature
+from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
+from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
 
@@ -123,6 +125,9 @@ class SimulatedMoments:
       expected: The expected `|psi|^2`.
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, shape [d].
       excess_variance: The variance of `|psi|^2` over outcomes.
+      num: The number of records.
+      squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
+      squares_variance: Its variance over records.
     """
 
     information: np.ndarray
@@ -132,6 +137,9 @@ class SimulatedMoments:
     expected: float
     excess_slope: np.ndarray
     excess_variance: float
+    num: float
+    squares: np.ndarray
+    squares_variance: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +150,8 @@ class ReleasedSums:
       num_steps: The number n of steps.
       theta: The mean of the parameters, shape [d].
       score: The mean sum of psi, shape [d].
-      matrix: The mean sum of `CentredCurvature`, symmetric, shape [d, d].
+      matrix: The mean sum of `CentredCurvature`, symmetric, shape [d, d]; or for many coefficients
+        that of `CentredDiagonal`, shape [d + P].
       scale: The mean sum of `CentredScale`.
       excess: The mean sum of `LackOfFit`.
       score_sd: The noise's standard deviation on a coordinate of `score`.
@@ -184,11 +193,12 @@ class ReleasedSums:
             return sums[used].sum(axis=0) / count
 
         sds = [sd / (rate * np.sqrt(count)) for sd in mechanism.deviations]
+        matrix = num * mean_of(blocks["matrix"])
         return cls(
             num_steps=int(count),
             theta=mean_of(blocks["theta"]),
             score=num * mean_of(blocks["gradient"]),
-            matrix=symmetric(num * mean_of(blocks["matrix"])),
+            matrix=matrix if matrix.ndim == 1 else symmetric(matrix),
             scale=float(num * mean_of(accumulated["scale"])),
             excess=float(num * mean_of(accumulated["lack_of_fit"])),
             score_sd=sds[0],
@@ -238,6 +248,7 @@ class Curvatures:
       lack_of_fit: See `LackOfFit`.
       resembles: The probability that private inputs resemble the public ones, as far as the prior
         of the curvature tells.
+      mismatch: See `diagonal.mismatch`; NaN where the whole matrix was released.
     """
 
     window: Window
@@ -245,6 +256,7 @@ class Curvatures:
     matrices: np.ndarray
     lack_of_fit: ReleasedExcess
     resembles: float
+    mismatch: float = math.nan
 
     @property
     def kappa(self) -> float:
@@ -290,30 +302,27 @@ def draw_curvatures(
     kappa = simulated.scale * num_records / np.trace(matrix)
     matrix = matrix + _RIDGE * level * eye
     slope = slope + _RIDGE * level * eye
-    if trusted:
-        factors = _scale_by_release(released, matrix)
-        matrix, slope = (part * np.outer(factors, factors) for part in (matrix, slope))
+    is_dense = released.matrix.ndim == 2
+    if not is_dense:
+        scales = _draw_scales(released, simulated, num_records, generator)
+        mean_scales = np.exp(np.log(scales).mean(axis=0))
+        far = _wrong_correlations(released, simulated, num_records, mean_scales)
+    elif trusted:
+        diagonals = np.diag(released.matrix), np.diag(matrix)
+        mean_scales = np.exp(_log_scales(*diagonals, released.matrix_sd)[0])
     else:
+        mean_scales = np.ones(size)
         lower = linalg.cholesky(matrix, lower=True)
         relative = linalg.solve_triangular(
             lower, linalg.solve_triangular(lower, slope, lower=True).T, lower=True
         )
         matrix, slope = level * eye, level * symmetric(relative)
-    prior = CurvaturePrior(
-        matrix=matrix,
-        degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
-        log_factor_sd=_LOG_FACTOR_SD,
-        kappa=(kappa, _KAPPA_SD * kappa),
-        curvature=slope,
-    )
-    # The variance of psi over the matrix, from the simulation and, where it is known, the release.
-    expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
-    total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
-    excess, excess_sd = released.excess / total, released.excess_sd / total
-    trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)
+    matrix, slope = (part * np.outer(mean_scales, mean_scales) for part in (matrix, slope))
+    if not is_dense:
+        released = dataclasses.replace(released, matrix=matrix)
+    variance, fit = _score_variance(released, simulated, matrix, num_records)
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
     sampling = (1.0 / released.sampling_rate - share) / released.num_steps
-    variance = expected + max(0.0, excess) * trust
     window = Window(
         num_steps=released.num_steps,
         theta=np.linalg.solve(whitening.T, released.theta),
@@ -331,17 +340,43 @@ def draw_curvatures(
         half_variance=half_variance,
         most_trace=num_records * clip**2,
     )
+    prior = CurvaturePrior(
+        matrix=matrix,
+        degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
+        log_factor_sd=_LOG_FACTOR_SD,
+        kappa=(kappa, _KAPPA_SD * kappa),
+        curvature=slope,
+    )
+    if not is_dense:
+        ratios = scales / mean_scales
+        matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
+        slopes = with_slopes(window, prior, matrices, generator)
+        return Curvatures(window, slopes, matrices, fit, 1.0, far)
     weights = prior.evidence(window)
     flat = (1.0 - flatten) * weights + flatten / len(weights)
     slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
+    return Curvatures(window, slopes, matrices, fit, resembles)
+
+
+def _score_variance(
+    released: ReleasedSums, simulated: SimulatedMoments, matrix: np.ndarray, num_records: int
+) -> tuple[float, ReleasedExcess]:
+    """Returns the variance of psi over the matrix, and what the release says beside the simulation.
+
+    It is that of the simulation and, where it is known, of the release.
+    """
+    expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
+    total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
+    excess, excess_sd = released.excess / total, released.excess_sd / total
+    trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)
     fit = ReleasedExcess(
         total=released.excess,
         variance=released.excess_sd**2 + num_records * simulated.excess_variance,
         slope=num_records * simulated.excess_slope,
         expected=expected * total,
     )
-    return Curvatures(window, slopes, matrices, fit, resembles)
+    return expected + max(0.0, excess) * trust, fit
 
 
 def _degrees(size: int, shares: tuple[float, ...]) -> tuple[float, ...]:
@@ -351,25 +386,60 @@ def _degrees(size: int, shares: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(sorted(degrees | ({max(1.0, size - 1.0)} if shares is _UNTRUSTED else set())))
 
 
-def _scale_by_release(released: ReleasedSums, matrix: np.ndarray) -> np.ndarray:
-    """Returns factors on the scales of whitened coordinates, by the released diagonal.
+def _log_scales(
+    observed: np.ndarray, expected: np.ndarray, noise: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns logarithms of the scales of whitened coordinates, by released squares, and their sds.
 
     Public inputs may have other frequencies or scales than private ones. Factors on the parameters
     themselves would change with a shift of inputs.
+
+    Args:
+      observed: Released sums of squares, shape [d].
+      expected: Those of public inputs, shape [d].
+      noise: The noise's standard deviation on `observed`.
     """
-    expected = np.diag(matrix)
-    observed = np.diag(released.matrix)
-    noise = released.matrix_sd
     if noise == 0.0:
-        logs = np.log(np.maximum(observed / expected, 1e-3)) / 2.0
-    else:
-        grid = np.linspace(-3.0, 3.0, 121)[:, None]
-        fit = -((observed - np.exp(2.0 * grid) * expected) ** 2) / (2.0 * noise**2)
-        density = fit - grid**2 / (2.0 * _SCALE_SD**2)
-        weights = np.exp(density - density.max(axis=0))
-        logs = np.sum(weights * grid, axis=0) / weights.sum(axis=0)
-    factors: np.ndarray = np.exp(logs)
-    return factors
+        exact = np.log(np.maximum(observed / expected, 1e-3)) / 2.0
+        return exact, np.zeros(len(exact))
+    grid = np.linspace(-3.0, 3.0, 241)[:, None]
+    fit = -((observed - np.exp(2.0 * grid) * expected) ** 2) / (2.0 * noise**2)
+    density = fit - grid**2 / (2.0 * _SCALE_SD**2)
+    weights = np.exp(density - density.max(axis=0))
+    weights /= weights.sum(axis=0)
+    logs = np.sum(weights * grid, axis=0)
+    return logs, np.sqrt(np.sum(weights * (grid - logs) ** 2, axis=0))
+
+
+def _draw_scales(
+    released: ReleasedSums,
+    simulated: SimulatedMoments,
+    num_records: int,
+    generator: np.random.Generator,
+) -> np.ndarray:
+    """Returns draws of the scales of whitened coordinates given `CentredDiagonal`, [K, d]."""
+    size = len(released.theta)
+    expected = num_records * simulated.squares[:size]
+    expected = expected + _RIDGE * expected.mean()
+    logs, sds = _log_scales(released.matrix[:size], expected, released.matrix_sd)
+    draws: np.ndarray = np.exp(logs + sds * generator.normal(size=(NUM_DRAWS, size)))
+    return draws
+
+
+def _wrong_correlations(
+    released: ReleasedSums, simulated: SimulatedMoments, num_records: int, scales: np.ndarray
+) -> float:
+    """Returns `diagonal.mismatch` of the released squares along probes."""
+    size = len(scales)
+    directions = probes(size)
+    before, after = (
+        np.einsum("pi,ij,pj->p", part, simulated.matrix, part)
+        for part in (directions, directions * scales)
+    )
+    expected = num_records * simulated.squares[size:] * after / before
+    sampling = simulated.squares_variance[size:] * (1.0 / simulated.num + 1.0 / num_records)
+    variances = released.matrix_sd**2 + num_records**2 * sampling
+    return mismatch(released.matrix[size:], expected, variances, size)
 
 
 def log_mean(matrices: np.ndarray, floor: float) -> np.ndarray:
