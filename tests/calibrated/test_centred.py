@@ -337,10 +337,22 @@ def variance_in_window(share_twins, rate, expected):
     """The stated variance of the mean sum over a window's steps, for one record, its trace."""
     eye = np.eye(2)
     sums = ReleasedSums(
-        NUM_STEPS, np.zeros(2), np.zeros(2), NUM * eye, 2.0 * NUM, 0.0, 1.0, 1.0, 1.0, 1.0, rate
+        NUM_STEPS,
+        np.zeros(2),
+        np.zeros(2),
+        NUM * eye,
+        2.0 * NUM,
+        0.0,
+        np.zeros(0),
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+        rate,
     )
     moments = SimulatedMoments(
-        eye, eye, eye, 2.0, expected, np.zeros(2), 0.0, 1.0, np.zeros(0), np.zeros(0)
+        eye, eye, eye, 2.0, expected, np.zeros(2), 0.0, np.zeros([0, 2]), 1.0, *[np.zeros(0)] * 2
     )  # fmt: skip
     found = draw_curvatures(
         sums, moments, eye,
@@ -485,7 +497,9 @@ def kept_of(centred):
     """The centred clip of those records that a step keeps."""
     num = centred.psi.shape[0]
     information = (centred.rows, centred.rows)
-    scores = ModelScores(tf.zeros([num]), tf.fill([num], True), information, centred).selected()
+    scores = ModelScores(
+        tf.zeros([num]), tf.fill([num], True), information, centred, *[centred.psi] * 2
+    ).selected()
     check_bounds(scores.centred, 1.0, "kept")
     return scores.usable.numpy()
 

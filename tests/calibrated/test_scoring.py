@@ -117,13 +117,14 @@ def sums_of_batch(name):
 def check_record_bounds(each, what):
     """What contract 3 states of each record, and zeros of those that do not count."""
     slack = 1.0 + 1e-5
-    psi, rows, scale, lack_of_fit = (
+    psi, rows, scale, lack_of_fit, ranks = (
         np.asarray(part, np.float64)
         for part in (
             each.gradients[0],
             each.extra["rows"],
             each.extra["scale"],
             each.extra["lack_of_fit"],
+            each.extra["ranks"],
         )
     )
     assert np.linalg.norm(psi, axis=1).max() <= slack, what
@@ -131,8 +132,9 @@ def check_record_bounds(each, what):
     assert scale.min() >= 0.0, what
     assert scale.max() <= 3.0 * slack, what
     assert np.abs(lack_of_fit).max() <= slack, what
+    assert np.sum(ranks**2, axis=1).max() <= slack, what
     dropped = ~each.kept.numpy()
-    for part in (psi, rows, scale, lack_of_fit, each.losses.numpy()):
+    for part in (psi, rows, scale, lack_of_fit, ranks, each.losses.numpy()):
         assert np.isfinite(part).all(), what
         np.testing.assert_array_equal(part[dropped], 0.0, err_msg=what)
 
@@ -199,7 +201,7 @@ def mean_at_truth(name):
         y = scoring.pairing.distribution(scoring.vector(), x).sample(seed=seed)
         step = gradient.draw(key)
         _, each = step.clipped_sum({"x": x, "y": y}, tf.fill([size], True), key + 1)
-        return each.gradients[0], each.extra["lack_of_fit"]
+        return each.gradients[0], each.extra["lack_of_fit"], each.extra["ranks"]
 
     parts = [run(statistics.fresh_key()) for _ in range(5)]
     return (np.concatenate(part).astype(float) for part in zip(*parts, strict=True))
@@ -207,13 +209,16 @@ def mean_at_truth(name):
 
 @pytest.mark.parametrize("name", [name if name == "normal" else slow(name) for name in LIKELIHOODS])
 def test_at_the_truth_a_model_has_the_mean_zero(name):
-    """Of psi, and of the lack of fit. Ten p-values against 1e-9: false alarms below 1e-8."""
-    psi, lack_of_fit = mean_at_truth(name)
+    """Of psi, the lack of fit and ranks. 15 p-values against 1e-9: false alarms below 2e-8."""
+    psi, lack_of_fit, ranks = mean_at_truth(name)
     total = psi.sum(axis=0)
     square = total @ np.linalg.solve(psi.T @ psi, total)
     statistics.plausible(scipy.stats.chi2.sf(square, len(total)), "psi")
     score = np.sqrt(len(psi)) * lack_of_fit.mean() / lack_of_fit.std()
     statistics.standard_score(score, "lack of fit")
+    total = ranks.sum(axis=0)
+    square = total @ np.linalg.pinv(ranks.T @ ranks, rcond=1e-6) @ total
+    statistics.plausible(scipy.stats.chi2.sf(square, max(1, len(total) - 1)), "ranks")
 
 
 def compiled(prior, likelihood, noise=1.0, **settings):
@@ -234,8 +239,9 @@ def test_neighbours_move_all_releases_by_no_more_than_is_stated(name):
     neighbours = {"x": others[:-2000:9], "y": outcomes[:-2000:9]}
     result = audit.replay(model, x, y, neighbours=neighbours, at=(0, 5), seed=3, num_steps=1)
     assert result.holds, result
+    with_twins = ["ranks"] if name in ("normal", "poisson") else []
     assert [each.name for each in result.sums] == [
-        "gradient", "curvature", "scale", "lack_of_fit", "together",
+        "gradient", "curvature", "scale", "lack_of_fit", *with_twins, "together",
     ]  # fmt: skip
     assert result.sums[0].presence > 0.99
     assert result.attained > 0.9
@@ -654,7 +660,7 @@ def fitted():
 def test_a_fit_needs_no_settings(fitted):
     """Full batches at half of the budget, and a posterior that holds the truth."""
     assert spent(fitted) == 160
-    assert fitted.privacy_plan.metrics == ("curvature", "scale", "lack_of_fit")
+    assert fitted.privacy_plan.metrics == ("curvature", "scale", "lack_of_fit", "ranks")
     draws = fitted.posterior_sample(4000, seed=0)
     for name, truth in (("w", [0.7, -0.3]), ("s", 0.5)):
         away = (np.mean(draws[name], axis=0) - truth) / np.std(draws[name], axis=0)

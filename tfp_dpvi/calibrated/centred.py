@@ -28,7 +28,7 @@ _ITERATIONS = 5
 _SCALE_CAP = 3.0
 # Squared noise multipliers of the joint releases over the gradient's.
 MATRIX_NOISE = 8.8
-_SCALAR_NOISE = 44.0
+SCALAR_NOISE = 44.0
 
 
 class CentredScores(NamedTuple):
@@ -44,6 +44,7 @@ class CentredScores(NamedTuple):
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, at which
         outcomes are drawn, shape [n, d].
       excess_variance: The variance of `|psi|^2` over outcomes, shape [n].
+      lengths: Squared lengths of u for J outcomes, shape [n, J]; [n, 0] in closed form.
     """
 
     psi: tf.Tensor
@@ -53,6 +54,7 @@ class CentredScores(NamedTuple):
     slope: tuple[tf.Tensor, tf.Tensor]
     excess_slope: tf.Tensor
     excess_variance: tf.Tensor
+    lengths: tf.Tensor
 
 
 def centre_two_outcomes(
@@ -86,6 +88,7 @@ def centre_two_outcomes(
         excess_slope=(slope * weight * square * (1.0 - 2.0 * probability))[:, None] * difference,
         excess_variance=variance
         * tf.square(tf.square(weight) * square * (2.0 * probability - 1.0)),
+        lengths=difference[:, :0],
     )
 
 
@@ -153,6 +156,7 @@ def centre_outcomes(
         slope=slope,
         excess_slope=excess_slope,
         excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=1),
+        lengths=square,
     )
 
 
@@ -273,7 +277,7 @@ class CentredCurvature(JointRelease):
 class _Scalar(JointRelease):
     """A sum of bounded scalars, accumulated by blocks of steps."""
 
-    noise_ratio = math.sqrt(_SCALAR_NOISE)
+    noise_ratio = math.sqrt(SCALAR_NOISE)
     sensitivity = Sensitivity()
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:

@@ -252,7 +252,11 @@ def _checks(
         width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))
     except (*LIKELIHOOD_ERRORS, np.linalg.LinAlgError):
         width = unknown
-    excess, z = curvatures.lack_of_fit.score(
-        in_phi.mean - curvatures.window.theta, in_phi.covariance
+    at = in_phi.mean - curvatures.window.theta, in_phi.covariance
+    excess, z = curvatures.lack_of_fit.score(*at)
+    ranks = math.nan
+    if curvatures.ranks is not None:
+        ranks = curvatures.ranks.p_value(*at)
+    return checks.with_fit(
+        excess, z, ranks, ParameterChecks(coordinates.names, unknown, unknown, width)
     )
-    return checks.with_fit(excess, z, ParameterChecks(coordinates.names, unknown, unknown, width))

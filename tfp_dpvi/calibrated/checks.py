@@ -20,6 +20,7 @@ MOST_MISMATCH = 0.4
 # In standard deviations.
 MOST_LACK_OF_FIT = 4.5
 LEAST_HALVES = 0.001
+LEAST_RANKS = 1e-4
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -61,6 +62,8 @@ class Checks:
       lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
         NaN for the paired clip.
       lack_of_fit_z: The same in standard deviations, of noise, outcomes and parameters.
+      ranks: p-value of the ranks of outcomes' densities among twins, which are uneven if tails or
+        peak of the likelihood are wrong; NaN without twins.
     """
 
     distance: float
@@ -72,16 +75,22 @@ class Checks:
     parameters: ParameterChecks | None = None
     lack_of_fit: float = math.nan
     lack_of_fit_z: float = math.nan
+    ranks: float = math.nan
 
-    def with_fit(self, excess: float, z: float, parameters: ParameterChecks) -> Checks:
+    def with_fit(
+        self, excess: float, z: float, ranks: float, parameters: ParameterChecks
+    ) -> Checks:
         """Returns these checks with those of the likelihood and of single parameters.
 
         Args:
           excess: See `lack_of_fit`.
           z: See `lack_of_fit_z`.
+          ranks: See `ranks`.
           parameters: Those of single parameters.
         """
-        return dataclasses.replace(self, lack_of_fit=excess, lack_of_fit_z=z, parameters=parameters)
+        return dataclasses.replace(
+            self, lack_of_fit=excess, lack_of_fit_z=z, ranks=ranks, parameters=parameters
+        )
 
     @property
     def _is_centred(self) -> bool:
@@ -117,6 +126,11 @@ class Checks:
                 f"the likelihood does not fit: scores vary {1.0 + self.lack_of_fit:.2f} times as "
                 f"much as it says (z = {self.lack_of_fit_z:.1f}); for counts try "
                 "tfd.NegativeBinomial, for numbers tfd.StudentT, or more terms of x"
+            )
+        elif self.ranks < LEAST_RANKS:
+            sentences.append(
+                "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
+                f"{self.ranks:.1g}); for numbers try tfd.StudentT, or a scale that depends on x"
             )
         if self.parameters is not None:
             sentences += self.parameters.warnings

@@ -10,6 +10,7 @@ from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.model import as_event
 from tfp_dpvi.calibrated.centred import CentredScores, centre_outcomes, centre_two_outcomes
 from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.ranks import centred_ranks
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.vmap import gradients_of
@@ -73,6 +74,18 @@ class OutcomeScores(NamedTuple):
         )
         return information, centred
 
+    def slope_of(self, values: tf.Tensor) -> tf.Tensor:
+        """Returns the sums over outcomes of values times whitened scores, shape [n, m, d].
+
+        Args:
+          values: Shape [n, J, m], zero for a record that does not contribute.
+        """
+        usable = self.usable()
+        products = tf.linalg.matmul(values, _select(usable, self.factors), transpose_a=True)
+        if self.jacobian is None:
+            return products
+        return tf.linalg.matmul(products, _select(usable, self.jacobian))
+
 
 class Place(NamedTuple):
     """The parameters and coordinates that scores are taken in.
@@ -116,12 +129,16 @@ class ModelScores(NamedTuple):
       information: Two sets of rows for each record, shape [n, m, d], whose products sum to the
         expected outer product of whitened scores, neither centred nor clipped.
       centred: The centred clip.
+      ranks: `centred_ranks` of the records' outcomes, shape [n, K + 1]; [n, 0] without twins.
+      ranks_slope: The derivative of its expectation in whitened coordinates, shape [n, K + 1, d].
     """
 
     losses: tf.Tensor
     usable: tf.Tensor
     information: tuple[tf.Tensor, tf.Tensor]
     centred: CentredScores
+    ranks: tf.Tensor
+    ranks_slope: tf.Tensor
 
     def selected(self) -> ModelScores:
         """Returns the scores with zeros for records of which a released value is not finite.
@@ -141,6 +158,8 @@ class ModelScores(NamedTuple):
             usable,
             tf.nest.map_structure(lambda part: _select(usable, part), self.information),
             tf.nest.map_structure(lambda part: _select(usable, part), self.centred),
+            _select(usable, self.ranks),
+            _select(usable, self.ranks_slope),
         )
 
 
@@ -232,12 +251,9 @@ def _of_two(
     probability = tf.sigmoid(odds)
     variance = probability * (1.0 - probability)
     centred = centre_two_outcomes(difference, probability, _select(usable, outcome), bound)
-    return ModelScores(
-        losses=_select(usable, losses),
-        usable=usable,
-        information=(variance[:, None, None] * difference[:, None], difference[:, None]),
-        centred=centred,
-    )
+    information = (variance[:, None, None] * difference[:, None], difference[:, None])
+    losses = _select(usable, losses)
+    return ModelScores(losses, usable, information, centred, *_no_ranks(centred))
 
 
 def _of_values(
@@ -261,7 +277,7 @@ def _of_values(
     logs = tf.where(observed > 0.0, scores.logs, tf.zeros_like(scores.logs))
     information, centred = scores.centred(usable, weights, weights, observed, bound)
     losses = _select(usable, -tf.reduce_sum(logs, axis=1))
-    return ModelScores(losses, usable, information, centred)
+    return ModelScores(losses, usable, information, centred, *_no_ranks(centred))
 
 
 def _of_twins(
@@ -298,7 +314,15 @@ def _of_twins(
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
     information, centred = scores.centred(usable, weights, model_weights, first, bound)
     losses = _select(usable, -scores.logs[:, 0])
-    return ModelScores(losses, usable, information, centred)
+    ranks = _select(usable, centred_ranks(centred.lengths))
+    slope = scores.slope_of(ranks) / size
+    return ModelScores(losses, usable, information, centred, ranks[:, 0], slope)
+
+
+def _no_ranks(centred: CentredScores) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns empty ranks, where all outcomes are enumerated."""
+    psi = centred.psi
+    return psi[:, :0], psi[:, None][:, :0]
 
 
 def _scores_of(

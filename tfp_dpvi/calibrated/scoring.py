@@ -21,6 +21,7 @@ from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.ranks import OutcomeRanks
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.whitening import (
@@ -220,6 +221,8 @@ class Scoring:
 
         identity = ("centred", self.pairing.parameters_read, self.num_twins)
         releases = releases_of(self.size, clip)
+        if self.num_twins:
+            releases = (*releases, OutcomeRanks(self.num_twins))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
     def _scores(
@@ -442,6 +445,7 @@ class Scoring:
             expected=float(sums["expected"]) / num,
             excess_slope=sums["excess_slope"] / num,
             excess_variance=float(sums["excess_variance"]) / num,
+            ranks_slope=sums["ranks_slope"] / num,
             num=num,
             squares=sums["squares"] / num,
             squares_variance=sums["fourth_powers"] / num - (sums["squares"] / num) ** 2,
@@ -460,6 +464,7 @@ class Scoring:
         centred = scores.centred
         squares = self._squares(centred.rows)
         return {
+            "ranks_slope": tf.reduce_sum(scores.ranks_slope, axis=0),
             "squares": tf.reduce_sum(squares, axis=0),
             "fourth_powers": tf.reduce_sum(tf.square(squares), axis=0),
             "num": tf.reduce_sum(tf.cast(scores.usable, vector.dtype)),
@@ -488,6 +493,7 @@ def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExampl
         "rows": centred.rows,
         "scale": centred.scale,
         "lack_of_fit": tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
+        "ranks": scores.ranks,
     }
     total = weighted_sum(psi, kept)
     # A clipped score has the clip's length but for what makes its mean zero.

@@ -17,6 +17,7 @@ from scipy import linalg
 from tfp_dpvi.calibrated.checks import scales
 from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
+from tfp_dpvi.calibrated.ranks import ReleasedRanks
 from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
 
@@ -125,6 +126,8 @@ class SimulatedMoments:
       expected: The expected `|psi|^2`.
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, shape [d].
       excess_variance: The variance of `|psi|^2` over outcomes.
+      ranks_slope: The derivative of the expected `centred_ranks` in whitened coordinates, shape
+        [K + 1, d]; [0, d] without twins.
       num: The number of records.
       squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
       squares_variance: Its variance over records.
@@ -137,6 +140,7 @@ class SimulatedMoments:
     expected: float
     excess_slope: np.ndarray
     excess_variance: float
+    ranks_slope: np.ndarray
     num: float
     squares: np.ndarray
     squares_variance: np.ndarray
@@ -154,10 +158,12 @@ class ReleasedSums:
         that of `CentredDiagonal`, shape [d + P].
       scale: The mean sum of `CentredScale`.
       excess: The mean sum of `LackOfFit`.
+      ranks: The mean sum of `OutcomeRanks`, shape [K + 1]; empty without twins.
       score_sd: The noise's standard deviation on a coordinate of `score`.
       matrix_sd: The same on the diagonal of `matrix`.
       scale_sd: The same on `scale`.
       excess_sd: The same on `excess`.
+      ranks_sd: The same on `ranks`.
       sampling_rate: The expected batch size over N.
     """
 
@@ -167,10 +173,12 @@ class ReleasedSums:
     matrix: np.ndarray
     scale: float
     excess: float
+    ranks: np.ndarray
     score_sd: float
     matrix_sd: float
     scale_sd: float
     excess_sd: float
+    ranks_sd: float
     sampling_rate: float
 
     @classmethod
@@ -201,12 +209,25 @@ class ReleasedSums:
             matrix=matrix if matrix.ndim == 1 else symmetric(matrix),
             scale=float(num * mean_of(accumulated["scale"])),
             excess=float(num * mean_of(accumulated["lack_of_fit"])),
+            ranks=num * mean_of(accumulated["ranks"]) if "ranks" in accumulated else np.zeros(0),
             score_sd=sds[0],
             matrix_sd=sds[1],
             scale_sd=sds[2],
             excess_sd=sds[3],
+            ranks_sd=sds[-1],
             sampling_rate=rate,
         )
+
+    def as_ranks(self, slope: np.ndarray, num_records: int) -> ReleasedRanks | None:
+        """Returns the released ranks, or None without twins.
+
+        Args:
+          slope: See `SimulatedMoments.ranks_slope`.
+          num_records: The number N of records.
+        """
+        if not len(self.ranks):
+            return None
+        return ReleasedRanks(self.ranks, self.ranks_sd, num_records, self.num_steps, slope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,6 +269,7 @@ class Curvatures:
       lack_of_fit: See `LackOfFit`.
       resembles: The probability that private inputs resemble the public ones, as far as the prior
         of the curvature tells.
+      ranks: Those of outcomes among twins; None without twins.
       mismatch: See `diagonal.mismatch`; NaN where the whole matrix was released.
     """
 
@@ -255,6 +277,7 @@ class Curvatures:
     slopes: np.ndarray
     matrices: np.ndarray
     lack_of_fit: ReleasedExcess
+    ranks: ReleasedRanks | None
     resembles: float
     mismatch: float = math.nan
 
@@ -321,6 +344,7 @@ def draw_curvatures(
     if not is_dense:
         released = dataclasses.replace(released, matrix=matrix)
     variance, fit = _score_variance(released, simulated, matrix, num_records)
+    ranks = released.as_ranks(simulated.ranks_slope, num_records)
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
     sampling = (1.0 / released.sampling_rate - share) / released.num_steps
     window = Window(
@@ -351,12 +375,12 @@ def draw_curvatures(
         ratios = scales / mean_scales
         matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
         slopes = with_slopes(window, prior, matrices, generator)
-        return Curvatures(window, slopes, matrices, fit, 1.0, far)
+        return Curvatures(window, slopes, matrices, fit, ranks, 1.0, far)
     weights = prior.evidence(window)
     flat = (1.0 - flatten) * weights + flatten / len(weights)
     slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    return Curvatures(window, slopes, matrices, fit, resembles)
+    return Curvatures(window, slopes, matrices, fit, ranks, resembles)
 
 
 def _score_variance(

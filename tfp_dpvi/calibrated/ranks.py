@@ -1,0 +1,129 @@
+"""Ranks of records' outcomes among their twins: whether the likelihood has the right shape.
+
+If the model is right, the length of a record's whitened score has a uniform rank among those of its
+twins, for every distribution of x. Heavier tails put records last, a sharper peak first. What a
+fitted scale absorbs of the lack of fit, ranks still show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import special, stats
+
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.calibrated.centred import SCALAR_NOISE, extra_of
+from tfp_dpvi.calibrated.clip import NUM_BLOCKS, in_block
+from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients.joint import JointRelease, Released
+from tfp_dpvi.privacy import Sensitivity
+
+# Relative to a length, what rounding may do.
+_TIE = 1e-5
+
+
+def centred_ranks(lengths: tf.Tensor) -> tf.Tensor:
+    """Returns 1 at the rank of each outcome and else 0, less the mean 1 / J, shape [n, J, J].
+
+    Outcomes of equal length, but for rounding, share their ranks.
+
+    Args:
+      lengths: Squared lengths for J outcomes of each record, shape [n, J].
+    """
+    dtype, size = lengths.dtype, lengths.shape[1]
+    own, other = lengths[:, :, None], lengths[:, None]
+    near = _TIE * own
+    less = tf.reduce_sum(tf.cast(other < own - near, dtype), axis=2)
+    ties = tf.reduce_sum(tf.cast(tf.abs(other - own) <= near, dtype), axis=2)
+    first = less[..., None]
+    rank = tf.range(size, dtype=dtype)
+    shares = tf.cast((rank >= first) & (rank < first + ties[..., None]), dtype)
+    # Without a tie with itself a length is NaN.
+    return shares / tf.maximum(ties, 1.0)[..., None] - 1.0 / size
+
+
+class OutcomeRanks(JointRelease):
+    """The sum of `centred_ranks` of the records' own outcomes, by blocks of steps.
+
+    Args:
+      num_twins: The number K of twins; the sum has shape [K + 1].
+
+    #### Formal guarantee
+
+    A record's term has shares of sum 1 less their mean, hence norm at most `sqrt(K / (K + 1))`; two
+    terms differ by at most sqrt(2).
+    """
+
+    name = "ranks"
+    noise_ratio = math.sqrt(SCALAR_NOISE)
+    sensitivity = Sensitivity()
+
+    def __init__(self, num_twins: int) -> None:
+        self.shape = (num_twins + 1,)
+        self.sensitivity = Sensitivity(math.sqrt(num_twins / (num_twins + 1.0)), math.sqrt(2.0))
+
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """See `JointRelease`."""
+        return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64), axis=0)
+
+    def initial(self) -> Structure:
+        """Returns zero sums of shape `[NUM_BLOCKS, K + 1]`."""
+        return tf.zeros([NUM_BLOCKS, *self.shape], tf.float64)
+
+    def accumulate(self, total: Structure, released: Released) -> Structure:
+        """See `JointRelease`."""
+        return total + in_block(released, released.mean)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleasedRanks:
+    """The released sum of `OutcomeRanks`.
+
+    Attributes:
+      total: The mean sum over all N records, shape [K + 1].
+      noise: The standard deviation of its noise.
+      num_records: The number N of records.
+      num_steps: The number of steps, each with twins of its own.
+      slope: The derivative of a record's expectation in whitened coordinates, shape [K + 1, d].
+    """
+
+    total: np.ndarray
+    noise: float
+    num_records: int
+    num_steps: int
+    slope: np.ndarray
+
+    def p_value(self, away: np.ndarray, covariance: np.ndarray) -> float:
+        """Returns the probability of ranks that are no more uneven, if the model is right.
+
+        Args:
+          away: The posterior's mean less the mean of the steps, in whitened coordinates, shape [d].
+          covariance: The posterior's covariance, shape [d, d].
+        """
+        size = len(self.total)
+        slope = self.num_records * self.slope
+        rest = self.total - slope @ away
+        between = _variance_of_outcomes(size)
+        within = np.eye(size) / size - 1.0 / size**2 - between
+        variance = self.num_records * (between + within / self.num_steps)
+        variance = variance + slope @ covariance @ slope.T + self.noise**2 * np.eye(size)
+        # Shares add up to a constant, so that one direction is nothing but noise.
+        basis = np.linalg.svd(np.ones([1, size]))[2][1:]
+        rest, variance = basis @ rest, basis @ variance @ basis.T
+        statistic = float(rest @ np.linalg.pinv(variance) @ rest)
+        return float(stats.chi2.sf(statistic, size - 1))
+
+
+def _variance_of_outcomes(size: int) -> np.ndarray:
+    """Returns the covariance of an outcome's expected shares, over outcomes: [J, J].
+
+    Given the probability u of a smaller density, a rank among K twins is binomial; u is uniform.
+    """
+    num = size - 1
+    rank = np.arange(size)
+    total = rank[:, None] + rank
+    products = np.outer(special.comb(num, rank), special.comb(num, rank))
+    covariance: np.ndarray = products * special.beta(total + 1, 2 * num - total + 1) - size**-2.0
+    return covariance
