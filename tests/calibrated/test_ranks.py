@@ -13,21 +13,21 @@ TWINS = 4
 
 
 def test_ranks_and_shared_ranks():
-    lengths = tf.constant([[0.0, 1.0, 2.0], [5.0, 5.0 + 1e-6, 1.0], [3.0, 3.0, 3.0]])
-    shares = centred_ranks(lengths).numpy() + 1.0 / 3.0
+    logs = tf.constant([[0.0, 1.0, 2.0], [5.0, 5.0 + 1e-6, 1.0], [3.0, 3.0, 3.0]])
+    shares = centred_ranks(logs).numpy() + 1.0 / 3.0
     np.testing.assert_allclose(shares[0], np.eye(3), atol=1e-6)
     np.testing.assert_allclose(shares[1], [[0, 0.5, 0.5], [0, 0.5, 0.5], [1, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(shares[2], np.full([3, 3], 1.0 / 3.0), atol=1e-6)
 
 
 def test_every_term_has_the_stated_bound_and_some_reach_it():
-    """Over all orders of five lengths with ties, and whatever is not a number."""
-    lengths = np.array(
+    """Over all orders of five logs with ties, and whatever is not a number."""
+    logs = np.array(
         list(itertools.product([0.0, 1.0, np.inf, np.nan], repeat=TWINS + 1)), "float32"
     )
-    own = centred_ranks(tf.constant(lengths)).numpy()[:, 0]
+    own = centred_ranks(tf.constant(logs)).numpy()[:, 0]
     stated = OutcomeRanks(TWINS).sensitivity
-    finite = np.isfinite(lengths).all(axis=1)
+    finite = np.isfinite(logs).all(axis=1)
     norms = np.linalg.norm(own[finite], axis=1)
     assert np.max(norms) == pytest.approx(stated.add_or_remove, rel=1e-6)
     away = np.linalg.norm(own[finite][:, None] - own[finite], axis=2)
@@ -64,19 +64,19 @@ def test_the_covariance_is_that_of_outcomes_with_twins_of_their_own():
 
 
 def test_an_error_of_the_parameters_moves_ranks_by_the_slope():
-    """A normal with a shifted mean: lengths' ranks against their expectation, at 6 sds."""
+    """A normal with a shifted mean: logs' ranks against their expectation, at 6 sds."""
     generator = np.random.default_rng(1)
     num = 400_000
     shift = 0.3
     twins = generator.normal(size=[num, TWINS + 1])
-    lengths = twins**2
-    ranks = centred_ranks(tf.constant(lengths)).numpy()
+    logs = -(twins**2) / 2.0
+    ranks = centred_ranks(tf.constant(logs)).numpy()
     # The score of a log scale is y^2 - 1.
     score = twins**2 - 1.0
     slope = np.einsum("njr,nj->r", ranks, score) / num / (TWINS + 1)
     small = shift / 10.0
     outcomes = np.concatenate([np.exp(small) * twins[:, :1], twins[:, 1:]], axis=1)
-    own = centred_ranks(tf.constant(outcomes**2)).numpy()[:, 0]
+    own = centred_ranks(tf.constant(-(outcomes**2) / 2.0)).numpy()[:, 0]
     deviations = own.std(axis=0) / np.sqrt(num)
     # Second order: a few per cent of the shift.
     np.testing.assert_array_less(
@@ -92,8 +92,8 @@ def test_heavy_tails_are_seen_where_a_scale_absorbs_their_variance():
     num = 3000
     outcome = generator.standard_t(3.0, size=[num, 1]) / np.sqrt(3.0)
     twins = generator.normal(size=[num, TWINS])
-    lengths = np.concatenate([outcome, twins], axis=1) ** 2
-    total = np.sum(centred_ranks(tf.constant(lengths)).numpy()[:, 0], axis=0)
+    logs = -(np.concatenate([outcome, twins], axis=1) ** 2) / 2.0
+    total = np.sum(centred_ranks(tf.constant(logs)).numpy()[:, 0], axis=0)
     total = total + 25.0 * generator.normal(size=TWINS + 1)
     released = ReleasedRanks(total, 25.0, num, 100, np.zeros([TWINS + 1, 1]))
     assert released.p_value(np.zeros(1), np.eye(1)) < 1e-4

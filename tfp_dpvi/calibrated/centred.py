@@ -44,7 +44,6 @@ class CentredScores(NamedTuple):
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, at which
         outcomes are drawn, shape [n, d].
       excess_variance: The variance of `|psi|^2` over outcomes, shape [n].
-      lengths: Squared lengths of u for J outcomes, shape [n, J]; [n, 0] in closed form.
     """
 
     psi: tf.Tensor
@@ -54,7 +53,6 @@ class CentredScores(NamedTuple):
     slope: tuple[tf.Tensor, tf.Tensor]
     excess_slope: tf.Tensor
     excess_variance: tf.Tensor
-    lengths: tf.Tensor
 
 
 def centre_two_outcomes(
@@ -88,7 +86,6 @@ def centre_two_outcomes(
         excess_slope=(slope * weight * square * (1.0 - 2.0 * probability))[:, None] * difference,
         excess_variance=variance
         * tf.square(tf.square(weight) * square * (2.0 * probability - 1.0)),
-        lengths=difference[:, :0],
     )
 
 
@@ -156,7 +153,6 @@ def centre_outcomes(
         slope=slope,
         excess_slope=excess_slope,
         excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=1),
-        lengths=square,
     )
 
 

@@ -1,7 +1,7 @@
 """Ranks of records' outcomes among their twins: whether the likelihood has the right shape.
 
-If the model is right, the length of a record's whitened score has a uniform rank among those of its
-twins, for every distribution of x. Heavier tails put records last, a sharper peak first. What a
+If the model is right, the density of a record's outcome has a uniform rank among those of its
+twins, for every distribution of x. Heavier tails put records first, and a sharper peak last. What a
 fitted scale absorbs of the lack of fit, ranks still show.
 """
 
@@ -20,27 +20,27 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.privacy import Sensitivity
 
-# Relative to a length, what rounding may do.
+# Relative to a log density and 1, what rounding may do.
 _TIE = 1e-5
 
 
-def centred_ranks(lengths: tf.Tensor) -> tf.Tensor:
+def centred_ranks(logs: tf.Tensor) -> tf.Tensor:
     """Returns 1 at the rank of each outcome and else 0, less the mean 1 / J, shape [n, J, J].
 
-    Outcomes of equal length, but for rounding, share their ranks.
+    Outcomes of equal density, but for rounding, share their ranks.
 
     Args:
-      lengths: Squared lengths for J outcomes of each record, shape [n, J].
+      logs: Log densities of J outcomes of each record, shape [n, J].
     """
-    dtype, size = lengths.dtype, lengths.shape[1]
-    own, other = lengths[:, :, None], lengths[:, None]
-    near = _TIE * own
+    dtype, size = logs.dtype, logs.shape[1]
+    own, other = logs[:, :, None], logs[:, None]
+    near = _TIE * (1.0 + tf.abs(own))
     less = tf.reduce_sum(tf.cast(other < own - near, dtype), axis=2)
     ties = tf.reduce_sum(tf.cast(tf.abs(other - own) <= near, dtype), axis=2)
     first = less[..., None]
     rank = tf.range(size, dtype=dtype)
     shares = tf.cast((rank >= first) & (rank < first + ties[..., None]), dtype)
-    # Without a tie with itself a length is NaN.
+    # Without a tie with itself a density is NaN.
     return shares / tf.maximum(ties, 1.0)[..., None] - 1.0 / size
 
 

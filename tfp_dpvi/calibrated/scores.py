@@ -314,7 +314,7 @@ def _of_twins(
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
     information, centred = scores.centred(usable, weights, model_weights, first, bound)
     losses = _select(usable, -scores.logs[:, 0])
-    ranks = _select(usable, centred_ranks(centred.lengths))
+    ranks = _select(usable, centred_ranks(scores.logs))
     slope = scores.slope_of(ranks) / size
     return ModelScores(losses, usable, information, centred, ranks[:, 0], slope)
 
