@@ -68,6 +68,12 @@ _FLATTENED = 0.5
 _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
+# Steps are judged by scores of so many times their noise: a longer score is gone back from, one that
+# turned is followed by shorter steps, and one that did not by longer ones.
+_CLEAR = 3.0
+_WORSE = 1.5
+_STRAIGHT = 0.5
+_LEAST_SHARE = 0.02
 _NUM_PRIOR_DRAWS = 4096
 # From this share of the clip on, a score counts as clipped.
 _CLIPPED = 0.98
@@ -95,6 +101,57 @@ class Slope(NamedTuple):
 
     per_record: np.ndarray
     shrink: float
+
+
+class Caution:
+    """What the last steps' scores say of their length: a trust region from released values.
+
+    Attributes:
+      share: The share of a step that is made.
+    """
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._sums: dict[str, np.ndarray] | None = None
+        self._last: tuple[np.ndarray, np.ndarray] | None = None
+
+    def released(
+        self, sums: dict[str, np.ndarray], whitening: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean score of a record since the last call, and where it was taken.
+
+        Args:
+          sums: The sums of steps, scores in whitened coordinates and parameters so far.
+          whitening: W of the scores since the last call.
+        """
+        before = self._sums or {name: np.zeros_like(part) for name, part in sums.items()}
+        self._sums = sums
+        num = max(float(sums["steps"] - before["steps"]), 1.0)
+        score, place = ((sums[name] - before[name]) / num for name in ("gradient", "theta"))
+        return np.linalg.solve(whitening, score), place
+
+    def judge(self, pull: np.ndarray, place: np.ndarray, noise: float) -> np.ndarray | None:
+        """Changes `share`, and returns the parameters to go back to, or None.
+
+        Args:
+          pull: The score with the prior's part at the last parameters, in whitened coordinates.
+          place: These parameters.
+          noise: The norm of the noise on `pull`.
+        """
+        last, self._last = self._last, (pull, place)
+        if last is None or min(np.linalg.norm(pull), np.linalg.norm(last[0])) < _CLEAR * noise:
+            return None
+        before, here = np.linalg.norm(last[0]), np.linalg.norm(pull)
+        if here > _WORSE * before:
+            self.share = max(self.share / 4.0, _LEAST_SHARE)
+            self._last = last
+            return last[1]
+        turn = float(pull @ last[0]) / (before * here)
+        if turn < 0.0:
+            self.share = max(self.share / 2.0, _LEAST_SHARE)
+        elif turn > _STRAIGHT:
+            self.share = min(1.0, 1.5 * self.share)
+        return None
 
 
 class Scoring:
@@ -148,6 +205,9 @@ class Scoring:
         scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
         self._coordinates = FitCoordinates(np.diag(scales), trusted=True)
         self._slope = Slope(square, 1.0)
+        self._unlike: np.ndarray | None = None
+        self._num_seen = 0
+        self._caution = Caution()
 
     def _likelihood_at_start(self) -> tfd.Distribution:
         traced: list[tfd.Distribution] = []
@@ -281,12 +341,21 @@ class Scoring:
           mechanism: The mechanism that releases.
         """
         public, window = self._ends(num_steps)
+        if step == 0:
+            self._unlike, self._num_seen = None, 0
+            self._caution = Caution()
+        elif step <= window:
+            self._see_progress(accumulated, mechanism)
         if step <= public:
+            block = _last_block(step, num_steps)
+            if self._num_seen < block < _PUBLIC:
+                self._num_seen = block
+                self._see_private_inputs(accumulated, mechanism, block - 1)
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
-        gain = _LAST_GAIN if step == window else 1.0 / (1.0 + _SLOWER * step / window)
-        self._set_gain(gain, mechanism)
+        gain = self._caution.share / (1.0 + _SLOWER * step / window)
+        self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
     def is_informed(self) -> bool:
         """Returns whether public inputs have finite, positive information where a fit starts.
@@ -302,10 +371,67 @@ class Scoring:
         """Takes coordinates from the information at public inputs and the present parameters."""
         theta = self._theta()
         information = self._moments(theta, self._coordinates.whitening).information
-        self._use(whitening_of(information + self._prior_per_record(), self._order), trusted=True)
-        moments = self._moments(theta, self._coordinates.whitening)
+        whitening = whitening_of(information + self._prior_per_record(), self._order)
+        if self._unlike is not None:
+            prior = self.prior.whitened(whitening) / self.num_records
+            whitening = whitening_of(self._unlike + prior, np.arange(self.size)) @ whitening
+        self._use(whitening, trusted=self._unlike is None)
+        moments = self._moments(theta, whitening)
+        if self._unlike is None:
+            information = symmetric(whitening @ moments.information @ whitening.T)
+        else:
+            information = np.eye(self.size) / self.size
+        self._set_target(information, moments)
+
+    def _see_progress(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
+        """Takes shorter steps, or goes back, where the last ones were too long.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that releases.
+        """
+        sums = {
+            name: np.asarray(part).sum(axis=0) for name, part in accumulated["curvature"].items()
+        }
         whitening = self._coordinates.whitening
-        self._set_target(symmetric(whitening @ moments.information @ whitening.T), moments)
+        score, place = self._caution.released(sums, whitening)
+        raw = score - self._prior_per_record() @ (place - self.prior.mean)
+        noise = mechanism.deviations[0] / mechanism.expected_batch_size * math.sqrt(self.size)
+        back = self._caution.judge(whitening @ raw, place, noise)
+        if back is not None:
+            self.theta.assign(back)
+
+    def _see_private_inputs(
+        self, accumulated: dict[str, Any], mechanism: Mechanism, block: int
+    ) -> None:
+        """Notes by how much the private information differs from that at public inputs.
+
+        With wrong coordinates steps would go to and fro before the first ones are formed. In the
+        present ones the information at public inputs is about the identity at every parameter, so
+        that what a block of steps released holds at later parameters too.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that releases.
+          block: The number of the block of steps.
+        """
+        curvatures = self.curvatures(accumulated, mechanism, np.array([block]), _FLATTENED)
+        window = curvatures.window
+        if curvatures.resembles >= _LEAST_RESEMBLANCE or window.curvature_signal < _LEAST_SIGNAL:
+            return
+        relative = self._information(curvatures)
+        if self._unlike is not None:
+            root = np.linalg.cholesky(self._unlike)
+            relative = symmetric(self.size * root @ relative @ root.T)
+        self._unlike = relative
+
+    def _information(self, curvatures: Curvatures) -> np.ndarray:
+        """Returns the information per record that releases say, in the present coordinates."""
+        window = curvatures.window
+        radius = curvatures.kappa * window.matrix_sd * math.sqrt(2.0 * self.size)
+        floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))
+        information: np.ndarray = log_mean(curvatures.slopes, floor)
+        return information / (self.num_records * self._slope.shrink)
 
     def _use(self, whitening: np.ndarray, *, trusted: bool) -> None:
         """Sets the coordinates."""
@@ -350,10 +476,7 @@ class Scoring:
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
         if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return
-        radius = curvatures.kappa * curvatures.window.matrix_sd * math.sqrt(2.0 * self.size)
-        floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))
-        slope = log_mean(curvatures.slopes, floor) / num
-        information = slope / self._slope.shrink
+        information = self._information(curvatures)
         relative = whitening_of(information + precision / num, np.arange(self.size))
         self._use(relative @ whitening, trusted=False)
         moments = self._moments(self._theta(), self._coordinates.whitening)
@@ -379,11 +502,12 @@ class Scoring:
         """
         arrays = tf.nest.map_structure(np.asarray, accumulated)
         used = used[arrays["curvature"]["steps"][used] > 0]
-        if len(used) < 2:
+        if not len(used):
             raise ValueError("the fit was too short")
         cut = len(used) // 2
         released = ReleasedSums.of_blocks(arrays, mechanism, used)
-        first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut])
+        # A single block has no halves, which only checks read.
+        first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
@@ -482,6 +606,11 @@ class Scoring:
         if self.size <= MOST_DENSE:
             return tf.zeros([tf.shape(rows)[0], 0], rows.dtype)
         return squares_of(rows, self.clip.unit)
+
+
+def _last_block(step: int, num_steps: int) -> int:
+    """Returns the number of blocks that are complete after some steps."""
+    return step * NUM_BLOCKS // num_steps
 
 
 def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExample]:
