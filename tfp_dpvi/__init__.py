@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         optimizers,
         preprocessing,
         privacy,
-        regressions,
         sampling,
         surrogates,
         synthetic,
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from tfp_dpvi.models import DPVI, DPModel, load_model
     from tfp_dpvi.networks import DPVAE, DPKerasModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
-    from tfp_dpvi.regressions import regression
     from tfp_dpvi.serialization import register
     from tfp_dpvi.synthetic import Synthesizer
 
@@ -71,7 +69,6 @@ _NAMES = {
     "load_model": "models",
     "pilot": "calibrated",
     "register": "serialization",
-    "regression": "regressions",
 }
 
 __all__ = [
@@ -106,8 +103,6 @@ __all__ = [
     "preprocessing",
     "privacy",
     "register",
-    "regression",
-    "regressions",
     "sampling",
     "surrogates",
     "synthetic",

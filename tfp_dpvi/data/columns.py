@@ -15,7 +15,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar
 
 import numpy as np
-from scipy import stats
 
 from tfp_dpvi import _validate as check
 
@@ -88,15 +87,6 @@ class Column(abc.ABC):
           ValueError: A value is not allowed.
         """
 
-    def simulated(self, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Returns public synthetic values, of which none is missing, shape [num].
-
-        Args:
-          num: The number of draws.
-          generator: Their source.
-        """
-        return self.values(generator.integers(self.num_levels, size=num), generator)
-
     @abc.abstractmethod
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns values of levels of which none is missing; numbers are uniform in their interval.
@@ -138,9 +128,6 @@ class Numeric(Column):
     """Base class of `Continuous` and `Integer`: bounds and bins.
 
     Attributes:
-      typical: A public typical value and typical distance from it, as a mean and a standard
-        deviation; None for the middle of the bounds and a quarter of their distance.
-      units: What a number counts, such as "years": text for people.
       step: The distance between neighbouring numbers, 0 for real ones.
       fault: What an error calls values that cannot be converted.
     """
@@ -149,8 +136,6 @@ class Numeric(Column):
     upper: float
     bins: int | Sequence[float] = 16
     spikes: Sequence[float] = ()
-    typical: tuple[float, float] | None = dataclasses.field(default=None, kw_only=True)
-    units: str = dataclasses.field(default="", kw_only=True)
     kinds: ClassVar[str] = "iuf"
     step: ClassVar[int] = 0
     fault: ClassVar[str] = "no numbers"
@@ -174,39 +159,6 @@ class Numeric(Column):
                 )
             object.__setattr__(self, "bins", inner)
         object.__setattr__(self, "spikes", self._checked_spikes())
-        if self.typical is not None:
-            object.__setattr__(self, "typical", self._checked_typical())
-
-    def _checked_typical(self) -> tuple[float, float]:
-        typical = self._floats("typical")
-        if len(typical) != 2 or not (self.lower <= typical[0] <= self.upper and typical[1] > 0.0):
-            raise ValueError(
-                f"typical={check.shown(self.typical)} must be a value from {self.lower} to "
-                f"{self.upper} and a positive distance, such as a mean and a standard deviation."
-            )
-        return typical[0], typical[1]
-
-    @property
-    def location_and_scale(self) -> tuple[float, float]:
-        """A public typical value, and a typical distance from it."""
-        if self.typical is not None:
-            return self.typical
-        return (self.lower + self.upper) / 2.0, (self.upper - self.lower) / 4.0
-
-    def simulated(self, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Returns draws from a normal distribution cut at the bounds, float64 [num].
-
-        Args:
-          num: The number of draws.
-          generator: Their source.
-        """
-        location, scale = self.location_and_scale
-        ends = [(end - location) / scale for end in (self.lower, self.upper)]
-        draws = stats.truncnorm.rvs(
-            *ends, loc=location, scale=scale, size=num, random_state=generator
-        )
-        rounded: np.ndarray = np.clip(draws, self.lower, self.upper)
-        return np.round(rounded) if self.step else rounded
 
     def _checked_spikes(self) -> tuple[float, ...]:
         spikes = self._floats("spikes")
@@ -419,13 +371,11 @@ class Categorical(Column):
         not collect them from the records.
       max_levels: Of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a
         private histogram, and merges the others. Samples have all of them.
-      shares: Public shares of the categories, in their order; None for equal ones.
       missing: Whether values may be missing.
     """
 
     categories: Sequence[Hashable]
     max_levels: int = 16
-    shares: Sequence[float] | None = dataclasses.field(default=None, kw_only=True)
     kinds: ClassVar[str] = "biufUS"
 
     def __post_init__(self) -> None:
@@ -444,26 +394,12 @@ class Categorical(Column):
                 "pass missing=True."
             )
         object.__setattr__(self, "categories", categories)
-        if self.shares is not None:
-            object.__setattr__(self, "shares", _checked_shares(self.shares, len(categories)))
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
 
     @property
     def num_levels(self) -> int:
         """The number of categories."""
         return len(self.categories)
-
-    def simulated(self, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Returns random categories, object array of shape [num].
-
-        Args:
-          num: The number of draws.
-          generator: Their source.
-        """
-        levels = generator.choice(len(self.categories), size=num, p=self.shares)
-        values = np.empty(num, object)
-        values[:] = [self.categories[level] for level in levels]
-        return values
 
     @property
     def fine(self) -> Column | None:
@@ -515,31 +451,14 @@ class Binary(Column):
     [0, 1]
 
     ```
-
-    Attributes:
-      share: The public share of ones.
     """
 
-    share: float = dataclasses.field(default=0.5, kw_only=True)
     kinds: ClassVar[str] = "biuf"
-
-    def __post_init__(self) -> None:
-        if not 0.0 < check.real("share", self.share, "pass the public share of ones") < 1.0:
-            raise ValueError(f"share={self.share!r} must be between 0 and 1, both excluded.")
 
     @property
     def num_levels(self) -> int:
         """Two."""
         return 2
-
-    def simulated(self, num: int, generator: np.random.Generator) -> np.ndarray:
-        """Returns random zeros and ones, float64 [num].
-
-        Args:
-          num: The number of draws.
-          generator: Their source.
-        """
-        return (generator.random(num) < self.share).astype(np.float64)
 
     def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """See `Column.levels_of`."""
@@ -564,16 +483,6 @@ class Binary(Column):
         """
         del generator
         return levels.astype(bool)
-
-
-def _checked_shares(shares: Sequence[float], num: int) -> tuple[float, ...]:
-    values = np.asarray(shares, np.float64)
-    if values.shape != (num,) or not (np.all(values > 0.0) and abs(values.sum() - 1.0) < 1e-6):
-        raise ValueError(
-            f"shares={_described(shares)} must be {num} positive numbers of sum 1, one for each "
-            "category."
-        )
-    return tuple(values / values.sum())
 
 
 def _described(values: int | Sequence[Hashable]) -> str:

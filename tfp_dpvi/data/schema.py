@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import json
-import os
-import pathlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,8 +10,7 @@ import numpy as np
 
 from tfp_dpvi import _deprecation
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer, Numeric
-from tfp_dpvi.data.dates import Date
+from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
     import pandas
@@ -76,78 +71,6 @@ class Schema:
         """The schema with the finest levels of each column that is open, and the others as here."""
         return Schema({name: column.finest for name, column in self.columns.items()})
 
-    @classmethod
-    def from_dict(cls, columns: Mapping[str, Mapping[str, Any]]) -> Schema:
-        """Returns a schema from plain values, as a JSON or YAML file holds them.
-
-        ```python
-        >>> columns = {
-        ...     "age": {"type": "integer", "lower": 17, "upper": 90, "units": "years"},
-        ...     "ward": {"type": "categorical", "categories": ["A", "B"]},
-        ... }
-        >>> Schema.from_dict(columns).names
-        ('age', 'ward')
-
-        ```
-
-        Args:
-          columns: By name, the arguments of a column and its "type": "continuous", "integer",
-            "date", "binary" or "categorical".
-
-        Raises:
-          ValueError: A type or an argument is unknown, or a value is not allowed.
-        """
-        if not isinstance(columns, Mapping):
-            raise TypeError(f"columns={check.shown(columns)} must be a dict of dicts.")
-        return cls({name: _column_from_dict(name, each) for name, each in columns.items()})
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Schema:
-        """Returns the schema that a JSON or YAML file describes, see `from_dict`.
-
-        Args:
-          path: A file that ends with .json, .yaml or .yml; YAML needs PyYAML.
-
-        Raises:
-          ValueError: The file has another ending, or its content is no schema.
-        """
-        path = pathlib.Path(path)
-        if path.suffix == ".json":
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        if path.suffix not in (".yaml", ".yml"):
-            raise ValueError(f"path={str(path)!r} must end with .json, .yaml or .yml.")
-        yaml = importlib.import_module("yaml")
-        return cls.from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns plain values for `from_dict`, without those that are the default."""
-        return {name: _column_to_dict(column) for name, column in self.columns.items()}
-
-    def questions(self) -> list[str]:
-        r"""Returns what a curator must be able to answer: where each public value comes from.
-
-        ```python
-        >>> print(*Schema({"age": Integer(17, 90)}).questions(), sep="\n")
-        age: what public source says that the values lie from 17 to 90?
-
-        ```
-        """
-        return [
-            f"{name}: what public source says {text}?"
-            for name, column in self.columns.items()
-            for text in _statements(column.description)
-        ]
-
-    def simulate(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns public synthetic records: the columns are independent, and nothing is missing.
-
-        Args:
-          num: The number of records.
-          seed: The seed of the draws.
-        """
-        generator = np.random.default_rng(seed)
-        return {name: column.simulated(num, generator) for name, column in self.columns.items()}
-
     def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
 
@@ -204,68 +127,6 @@ class Schema:
                 f"Lengths differ: {lengths}. Every column needs one entry for each record."
             )
         return arrays
-
-
-_TYPES: dict[str, type[Column]] = {
-    "continuous": Continuous,
-    "integer": Integer,
-    "date": Date,
-    "binary": Binary,
-    "categorical": Categorical,
-}
-
-
-def _column_from_dict(name: str, values: Mapping[str, Any]) -> Column:
-    kind = values.get("type") if isinstance(values, Mapping) else None
-    if kind not in _TYPES:
-        raise ValueError(
-            f"column {name!r} has type={check.shown(kind)}: it must be one of {', '.join(_TYPES)}."
-        )
-    arguments = {key: value for key, value in values.items() if key != "type"}
-    known = [field.name for field in dataclasses.fields(_TYPES[kind])]
-    if unknown := [key for key in arguments if key not in known]:
-        raise ValueError(
-            f"column {name!r} has unknown entries {', '.join(map(repr, unknown))}: a {kind} column "
-            f"has {', '.join(known)}."
-        )
-    try:
-        return _TYPES[kind](**arguments)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"column {name!r}: {error}") from error
-
-
-def _column_to_dict(column: Column) -> dict[str, Any]:
-    names = {kind: name for name, kind in _TYPES.items()}
-    described = column.description
-    if type(described) not in names:
-        raise ValueError(f"{type(described).__name__} has no name in a file.")
-    values: dict[str, Any] = {"type": names[type(described)]}
-    for field in dataclasses.fields(described):
-        value = getattr(described, field.name)
-        if value != field.default:
-            values[field.name] = list(value) if isinstance(value, tuple) else value
-    return values
-
-
-def _statements(column: Column) -> list[str]:
-    """Returns what a description states of the records."""
-    statements = []
-    if isinstance(column, Numeric):
-        ends = column.as_text(column.lower), column.as_text(column.upper)
-        statements.append(f"that the values lie from {ends[0]} to {ends[1]}")
-        if column.typical is not None:
-            statements.append("which value is typical")
-        if column.spikes:
-            statements.append("which values are frequent")
-    if isinstance(column, Categorical):
-        statements.append(f"that these are all {column.num_levels} categories")
-        if column.shares is not None:
-            statements.append("the shares of the categories")
-    if isinstance(column, Binary) and column.share != Binary.share:
-        statements.append("the share of ones")
-    if column.missing:
-        statements.append("that values may be missing")
-    return statements
 
 
 @dataclasses.dataclass(frozen=True)
