@@ -107,16 +107,12 @@ def runner_of(mechanism, optimizer, variables, records, xla, steps):
 def flat_runner(family, size, x, y, xla, steps):
     prior, likelihood = model_of(family, size)
     model = dpvi.DPVI(prior, likelihood, clipping="flat")
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
-        0.01, l2_norm_clip=1.0, noise_multiplier=NOISE
-    )
+    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(0.01, l2_norm_clip=1.0, noise_multiplier=NOISE)
     model.compile(optimizer, delta=1e-5)
     num = len(x)
     data = model.make_data(x, y, batch_size=num)
     gradient = model.mechanism(data).gradient
-    mechanism = Mechanism(
-        FullBatchSampler(num), gradient, float(num), num, noise_multiplier=NOISE
-    )
+    mechanism = Mechanism(FullBatchSampler(num), gradient, float(num), num, noise_multiplier=NOISE)
     records = make_records(x, y, None, dtype=model.bayesian_model.dtype, validate=False)
     return runner_of(mechanism, optimizer, model.trainable_variables, records, xla, steps)
 
@@ -128,9 +124,7 @@ def scoring_runner(family, size, x, y, xla, steps):
     fit.prepare(records, np.random.default_rng(1).normal(size=(512, size)).astype("float32"))
     num = len(x)
     gradient = fit.scoring.gradient(StepSpec(float(num), num))
-    mechanism = Mechanism(
-        FullBatchSampler(num), gradient, float(num), num, noise_multiplier=NOISE
-    )
+    mechanism = Mechanism(FullBatchSampler(num), gradient, float(num), num, noise_multiplier=NOISE)
     fit.scoring.advance(0, 160, {}, mechanism)
     return runner_of(mechanism, ScoringOptimizer(), [fit.scoring.theta], records, xla, steps)
 

@@ -36,12 +36,10 @@ class OutcomeScores(NamedTuple):
 
     def usable(self) -> tf.Tensor:
         """Returns whether a record's scores are finite, bool of shape [n]."""
-        finite = tf.math.is_finite(tf.reduce_sum(tf.square(self.factors), axis=[1, 2]))
-        if self.jacobian is None:
-            return finite
-        finite &= tf.math.is_finite(tf.reduce_sum(tf.square(self.jacobian), axis=[1, 2]))
-        whitened = tf.linalg.matmul(self.factors, self.jacobian)
-        return finite & tf.math.is_finite(tf.reduce_sum(tf.square(whitened), axis=[1, 2]))
+        square = tf.reduce_sum(tf.square(self.factors), axis=[1, 2])
+        if self.jacobian is not None:
+            square *= tf.reduce_sum(tf.square(self.jacobian), axis=[1, 2])
+        return tf.math.is_finite(square)
 
     def centred(
         self,
@@ -104,7 +102,9 @@ class Place(NamedTuple):
 
     def whitened(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows, shape [..., d], in whitened coordinates."""
-        return tf.linalg.matmul(rows, self.whitening, transpose_b=True)
+        # One product: many small ones are slow.
+        flat = tf.reshape(rows, [-1, rows.shape[-1]])
+        return tf.reshape(tf.linalg.matmul(flat, self.whitening, transpose_b=True), tf.shape(rows))
 
 
 class ModelScores(NamedTuple):
