@@ -172,12 +172,11 @@ def model_scores(
     values = possible_values(distribution) if "y" in records else None
     arguments = (place, records, mask)
     if values is None:
-        scores = _of_twins(*arguments, finite, distribution, key, bound, num_twins)
-    elif len(values) == 2:
-        scores = _of_two(*arguments, distribution, bound)
-    else:
-        scores = _of_values(*arguments, distribution, values, bound)
-    return scores.selected()
+        return _of_twins(*arguments, finite, distribution, key, bound, num_twins).selected()
+    if len(values) == 2:
+        # Finite as they are: what is released of a record is at most its squared distance.
+        return _of_two(*arguments, distribution, bound)
+    return _of_values(*arguments, distribution, values, bound).selected()
 
 
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:
