@@ -120,7 +120,9 @@ def centre_outcomes(
     """
     # Records come last: sums over few outcomes or parameters are slow where these are.
     scores = tf.transpose(scores, [1, 2, 0])
-    weights, model_weights, observed = map(tf.transpose, (weights, model_weights, observed))
+    weights = tf.transpose(weights)
+    model_weights = tf.transpose(model_weights)
+    observed = tf.transpose(observed)
     gram = None if jacobian is None else _gram(jacobian)
     centre = _mean(weights, scores)
     for _ in range(iterations):
@@ -142,10 +144,9 @@ def centre_outcomes(
         tf.transpose(_mean(part, rows))
         for part, rows in ((observed, psi), (model_weights * beyond, away))
     )
-    rows, away, weighted = (
-        tf.transpose(part, [2, 0, 1])
-        for part in (tf.sqrt(kept)[:, None] * away, away, model_weights[:, None] * psi)
-    )
+    rows = tf.transpose(tf.sqrt(kept)[:, None] * away, [2, 0, 1])
+    weighted = tf.transpose(model_weights[:, None] * psi, [2, 0, 1])
+    away = tf.transpose(away, [2, 0, 1])
     slope = (weighted, away)
     if jacobian is not None:
         # In d dimensions once more, since the Gram matrix may have lost digits.
