@@ -26,11 +26,6 @@ from tfp_dpvi.privacy import Sensitivity
 _ITERATIONS = 5
 # Bound on psi . u, in squares of the clip.
 _SCALE_CAP = 3.0
-# Rows in a float32 product of the curvature; blocks are summed in float64.
-_BLOCK = 64
-# A block's sum is rounded by at most 64 / 2^24 of what 64 rows add: 2^-10 C^2 for two data sets and
-# the two blocks that a record may be in. TensorFloat-32 rounds the rows, too: another 2^-10.
-_ROUNDING = 2.0**-8
 # Squared noise multipliers of the joint releases over the gradient's.
 _MATRIX_NOISE = 8.8
 _SCALAR_NOISE = 44.0
@@ -276,8 +271,7 @@ class CentredCurvature(JointRelease):
     #### Formal guarantee
 
     A record's term is positive semi-definite with trace at most C^2, hence of Frobenius norm at
-    most C^2; two such terms differ by at most `sqrt(2) C^2`, or `C^2` for d = 1. The stated
-    sensitivities are larger by 2^-8 for rounding.
+    most C^2; two such terms differ by at most `sqrt(2) C^2`, or `C^2` for d = 1.
     """
 
     name = "curvature"
@@ -286,16 +280,16 @@ class CentredCurvature(JointRelease):
 
     def __init__(self, size: int, clip: Clip) -> None:
         self.shape = (size, size)
-        square = clip.unit**2 * (1.0 + _ROUNDING)
+        square = clip.unit**2
         self.sensitivity = Sensitivity(square, square * (math.sqrt(2.0) if size > 1 else 1.0))
         self._size = size
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
-        rows = tf.reshape(_extra(per_example, "rows"), [-1, self._size])
-        whole = (rows.shape[0] or tf.shape(rows)[0]) // _BLOCK * _BLOCK
-        blocks = tf.reshape(rows[:whole], [-1, _BLOCK, self._size])
-        return _product(blocks) + _product(rows[None, whole:])
+        # A long float32 sum can exceed the sensitivity by rounding.
+        rows = tf.cast(_extra(per_example, "rows"), tf.float64)
+        rows = tf.reshape(rows, [-1, self._size])
+        return tf.linalg.matmul(rows, rows, transpose_a=True)
 
     def initial(self) -> Structure:
         """Returns zero sums of shape `[NUM_BLOCKS, ...]`."""
@@ -313,12 +307,6 @@ class CentredCurvature(JointRelease):
             "matrix": (released.mean + tf.transpose(released.mean)) / 2.0,
         }
         return {name: total[name] + in_block(released, value) for name, value in values.items()}
-
-
-def _product(blocks: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of outer products of rows of blocks, float64."""
-    sums = tf.linalg.matmul(blocks, blocks, transpose_a=True)
-    return tf.reduce_sum(tf.cast(sums, tf.float64), axis=0)
 
 
 class _Scalar(JointRelease):
