@@ -69,7 +69,7 @@ def centre_two_outcomes(
       outcome: y, 0 or 1, shape [n].
       bound: The clip C.
     """
-    square = _squares(difference)
+    square = tf.reduce_sum(tf.square(difference), axis=1) + _least(difference)
     larger = tf.maximum(probability, 1.0 - probability)
     weight = bound / tf.maximum(tf.sqrt(square) * larger, bound)
     variance = probability * (1.0 - probability)
@@ -113,52 +113,74 @@ def centre_outcomes(
       jacobian: Whitened derivatives of a distribution's p parameters, shape [n, p, d]: whitened
         scores are the factors times these. None for the identity.
     """
-    gram = None if jacobian is None else tf.linalg.matmul(jacobian, jacobian, transpose_b=True)
+    # Records come last: sums over few outcomes or parameters are slow where these are.
+    scores = tf.transpose(scores, [1, 2, 0])
+    weights = tf.transpose(weights)
+    model_weights = tf.transpose(model_weights)
+    observed = tf.transpose(observed)
+    gram = None if jacobian is None else _gram(jacobian)
     centre = _mean(weights, scores)
     for _ in range(iterations):
-        factors = weights * _factor(_squares(scores - centre[:, None], gram), bound)
-        total = tf.reduce_sum(factors, axis=1, keepdims=True)
-        centre = _mean(factors / total, scores)
-    away = scores - centre[:, None]
+        factors = weights * _factor(_squares(scores - centre, gram), bound)
+        centre = _mean(factors / tf.reduce_sum(factors, axis=0), scores)
+    away = scores - centre
     square = _squares(away, gram)
     factor = _factor(square, bound)
-    clipped = factor[..., None] * away
+    clipped = factor[:, None] * away
     rest = _mean(weights, clipped)
-    shrink = bound / (bound + tf.sqrt(_squares(rest[:, None], gram)[:, 0]))
-    psi = shrink[:, None, None] * (clipped - rest[:, None])
+    shrink = bound / (bound + tf.sqrt(_squares(rest[None], gram)[0]))
+    psi = shrink * (clipped - rest)
     trace = factor * square
     kept = model_weights * factor * _at_most(trace, bound**2)
-    own = tf.reduce_sum(observed[..., None] * psi, axis=1)
-    rows = tf.sqrt(kept)[..., None] * away
-    slope = (model_weights[..., None] * psi, away)
+    lengths = _squares(psi, gram)
+    expected = tf.reduce_sum(model_weights * lengths, axis=0)
+    beyond = lengths - expected
+    own, excess_slope = (
+        tf.transpose(_mean(part, rows))
+        for part, rows in ((observed, psi), (model_weights * beyond, away))
+    )
+    rows = tf.transpose(tf.sqrt(kept)[:, None] * away, [2, 0, 1])
+    weighted = tf.transpose(model_weights[:, None] * psi, [2, 0, 1])
+    away = tf.transpose(away, [2, 0, 1])
+    slope = (weighted, away)
     if jacobian is not None:
         # In d dimensions once more, since the Gram matrix may have lost digits.
-        own = tf.linalg.matvec(jacobian, own, transpose_a=True)
-        own *= _factor(_squares(own), bound)[:, None]
-        rows = tf.linalg.matmul(_root(rows), jacobian)
-        total = tf.reduce_sum(_squares(rows), axis=1)
+        own = _times(own[:, None], jacobian)[:, 0]
+        own *= _factor(tf.reduce_sum(tf.square(own), axis=1) + _least(own), bound)[:, None]
+        rows = _times(_root(rows), jacobian)
+        total = tf.reduce_sum(tf.square(rows), axis=[1, 2]) + rows.shape[1] * _least(rows)
         rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
-        slope = (jacobian, tf.linalg.matmul(_outer(*slope), jacobian))
-    lengths = _squares(psi, gram)
-    expected = tf.reduce_sum(model_weights * lengths, axis=1)
-    beyond = lengths - expected[:, None]
-    excess_slope = _mean(model_weights * beyond, away)
-    if jacobian is not None:
-        excess_slope = tf.linalg.matvec(jacobian, excess_slope, transpose_a=True)
+        slope = (jacobian, _times(_outer(weighted, away), jacobian))
+        excess_slope = _times(excess_slope[:, None], jacobian)[:, 0]
     return CentredScores(
         psi=own,
         rows=rows,
-        scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=1),
+        scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=0),
         expected=tf.minimum(expected, bound**2),
         slope=slope,
         excess_slope=excess_slope,
-        excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=1),
+        excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=0),
     )
+
+
+def _gram(jacobian: tf.Tensor) -> tf.Tensor:
+    """Returns the products of p rows of each record, [p, p, n] from [n, p, d]."""
+    rows = tf.unstack(jacobian, axis=1)
+    return tf.stack([[tf.reduce_sum(row * other, axis=1) for other in rows] for row in rows])
+
+
+def _times(rows: tf.Tensor, jacobian: tf.Tensor) -> tf.Tensor:
+    """Returns the products of matrices, [n, m, d] from [n, m, p] and [n, p, d].
+
+    For small p that is faster than an operation on many small matrices.
+    """
+    parts = zip(tf.unstack(rows, axis=2), tf.unstack(jacobian, axis=1), strict=True)
+    return tf.add_n([part[:, :, None] * row[:, None] for part, row in parts])
 
 
 def _outer(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Returns the sums of products of rows, [n, p, p] from two of [n, J, p]."""
-    return tf.linalg.matmul(left, right, transpose_a=True)
+    return _times(tf.linalg.matrix_transpose(left), right)
 
 
 def _root(rows: tf.Tensor) -> tf.Tensor:
@@ -169,18 +191,18 @@ def _root(rows: tf.Tensor) -> tf.Tensor:
     num, size = rows.shape[1:]
     if size >= num:
         return rows
-    outer = _outer(rows, rows)
+    columns = tf.unstack(tf.transpose(rows, [2, 1, 0]))
     factor: list[list[tf.Tensor]] = []
     for row in range(size):
         entries: list[tf.Tensor] = []
         for column in range(row):
-            rest = outer[:, row, column]
+            rest = tf.reduce_sum(columns[row] * columns[column], axis=0)
             for before in range(column):
                 rest -= entries[before] * factor[column][before]
             diagonal = factor[column][column]
             safe = tf.where(diagonal > 0.0, diagonal, tf.ones_like(diagonal))
             entries.append(tf.where(diagonal > 0.0, rest / safe, tf.zeros_like(rest)))
-        rest = outer[:, row, row]
+        rest = tf.reduce_sum(tf.square(columns[row]), axis=0)
         for entry in entries:
             rest -= tf.square(entry)
         entries.append(tf.sqrt(tf.maximum(rest, 0.0)))
@@ -189,11 +211,26 @@ def _root(rows: tf.Tensor) -> tf.Tensor:
 
 
 def _squares(rows: tf.Tensor, gram: tf.Tensor | None = None) -> tf.Tensor:
-    """Returns squared norms, never too small; with a metric of each record, [n, p, p]."""
+    """Returns squared norms, never too small; with a metric of each record, [p, p, n].
+
+    Args:
+      rows: Shape [J, p, n].
+      gram: The metric, or None for the identity.
+    """
     if gram is not None:
-        products = tf.reduce_sum(tf.linalg.matmul(rows, gram) * rows, axis=-1)
-        return tf.maximum(products, 0.0) + tiny(rows.dtype)
-    return tf.reduce_sum(tf.square(rows), axis=-1) + rows.shape[-1] * tiny(rows.dtype)
+        products = tf.add_n(
+            [
+                row[:, None] * part
+                for row, part in zip(tf.unstack(rows, axis=1), tf.unstack(gram), strict=True)
+            ]
+        )
+        return tf.maximum(tf.reduce_sum(products * rows, axis=1), 0.0) + tiny(rows.dtype)
+    return tf.reduce_sum(tf.square(rows), axis=1) + rows.shape[1] * tiny(rows.dtype)
+
+
+def _least(rows: tf.Tensor) -> float:
+    """Returns a bound on the squares of a row that were flushed to zero."""
+    return rows.shape[-1] * tiny(rows.dtype)
 
 
 def _factor(square: tf.Tensor, bound: float) -> tf.Tensor:
@@ -207,7 +244,8 @@ def _at_most(value: tf.Tensor, most: float) -> tf.Tensor:
 
 
 def _mean(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_sum(weights[..., None] * rows, axis=1)
+    """Returns a weighted sum of rows, [p, n] from [J, n] and [J, p, n]."""
+    return tf.reduce_sum(weights[:, None] * rows, axis=0)
 
 
 def centred_releases(size: int, clip: Clip) -> tuple[JointRelease, ...]:

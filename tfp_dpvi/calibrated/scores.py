@@ -37,12 +37,10 @@ class OutcomeScores(NamedTuple):
 
     def usable(self) -> tf.Tensor:
         """Returns whether a record's scores are finite, bool of shape [n]."""
-        finite = tf.math.is_finite(tf.reduce_sum(tf.square(self.factors), axis=[1, 2]))
-        if self.jacobian is None:
-            return finite
-        finite &= tf.math.is_finite(tf.reduce_sum(tf.square(self.jacobian), axis=[1, 2]))
-        whitened = tf.linalg.matmul(self.factors, self.jacobian)
-        return finite & tf.math.is_finite(tf.reduce_sum(tf.square(whitened), axis=[1, 2]))
+        square = tf.reduce_sum(tf.square(self.factors), axis=[1, 2])
+        if self.jacobian is not None:
+            square *= tf.reduce_sum(tf.square(self.jacobian), axis=[1, 2])
+        return tf.math.is_finite(square)
 
     def centred(
         self,
@@ -117,7 +115,9 @@ class Place(NamedTuple):
 
     def whitened(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns rows, shape [..., d], in whitened coordinates."""
-        return tf.linalg.matmul(rows, self.whitening, transpose_b=True)
+        # One product: many small ones are slow.
+        flat = tf.reshape(rows, [-1, rows.shape[-1]])
+        return tf.reshape(tf.linalg.matmul(flat, self.whitening, transpose_b=True), tf.shape(rows))
 
 
 class ModelScores(NamedTuple):
@@ -191,12 +191,11 @@ def model_scores(
     values = possible_values(distribution) if "y" in records else None
     arguments = (place, records, mask)
     if values is None:
-        scores = _of_twins(*arguments, finite, distribution, key, bound, num_twins)
-    elif len(values) == 2:
-        scores = _of_two(*arguments, distribution, bound)
-    else:
-        scores = _of_values(*arguments, distribution, values, bound)
-    return scores.selected()
+        return _of_twins(*arguments, finite, distribution, key, bound, num_twins).selected()
+    if len(values) == 2:
+        # Finite as they are: what is released of a record is at most its squared distance.
+        return _of_two(*arguments, distribution, bound)
+    return _of_values(*arguments, distribution, values, bound).selected()
 
 
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:
