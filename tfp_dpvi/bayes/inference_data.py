@@ -15,7 +15,7 @@ from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.data.shapes import flat_names
 
 InferenceData: TypeAlias = Any
-"""`arviz.InferenceData`; ArviZ is optional."""
+"""`arviz.InferenceData` of ArviZ 0.23, the `xarray.DataTree` of ArviZ 1; ArviZ is optional."""
 
 _CHAINS = 4
 
@@ -29,7 +29,7 @@ def import_arviz() -> Any:
             import arviz
     except ImportError as error:
         raise ImportError(
-            "to_inference_data needs ArviZ 0.23: pip install 'tfp-dpvi[arviz]'."
+            "to_inference_data needs ArviZ 0.23 or 1: pip install 'tfp-dpvi[arviz]'."
         ) from error
     return arviz
 
@@ -116,6 +116,19 @@ def to_inference_data(
             y = tf.nest.map_structure(tf.convert_to_tensor, records.y)
         logs = over_draws(lambda params: model.log_prob(params, x, y), draws["posterior"])
         groups["log_likelihood"] = group(logs, what)
+    return from_groups(arviz, groups)
+
+
+def from_groups(arviz: Any, groups: dict[str, dict[str, np.ndarray]]) -> InferenceData:
+    """Returns groups of variables in the container of the ArviZ that is installed.
+
+    Args:
+      arviz: The module.
+      groups: By the group's name, arrays of shape [chains, draws, ...] by the variable's name;
+        those of "observed_data" have neither chains nor draws.
+    """
+    if int(arviz.__version__.partition(".")[0]) >= 1:
+        return arviz.from_dict(groups)
     return arviz.from_dict(**groups)
 
 

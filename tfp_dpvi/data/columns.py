@@ -238,7 +238,16 @@ class Numeric(Column):
         """Returns a bound as messages show it."""
         return str(number)
 
-    def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
+    def numbers_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Returns values within the bounds as float64 [n].
+
+        Args:
+          name: The column's name, for messages.
+          values: Array of shape [n], none of it missing.
+
+        Raises:
+          ValueError: A value is no number, or out of bounds.
+        """
         numbers, strange = converted(self.to_numbers, values)
         if strange.any():
             raise ValueError(
@@ -281,7 +290,7 @@ class Continuous(Numeric):
 
     def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """See `Column.levels_of`."""
-        return self.bins_of(self._numbers(name, values))
+        return self.bins_of(self.numbers_of(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns uniform draws within the bins.
@@ -331,7 +340,7 @@ class Integer(Numeric):
 
     def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """See `Column.levels_of`."""
-        numbers = self._numbers(name, values)
+        numbers = self.numbers_of(name, values)
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(
