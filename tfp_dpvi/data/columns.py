@@ -24,6 +24,9 @@ MISSING = -1
 FINEST = 16**4
 """The maximal number of bins of a private histogram of a number."""
 
+# From here on, floats of 64 bits skip whole numbers.
+_MOST_EXACT = 2**53
+
 # Numbers of a description that a message shows.
 _MOST_SHOWN = 8
 
@@ -331,6 +334,11 @@ class Integer(Numeric):
             "bins": inner,
             "spikes": self.spikes,
         }
+        if max(abs(self.lower), abs(self.upper)) >= _MOST_EXACT:
+            raise ValueError(
+                f"lower={self.lower!r} or upper={self.upper!r} is not below 2**53 in size, beyond "
+                "which whole numbers are not exact: describe identifiers as Categorical, or rescale."
+            )
         for name, values in fields.items():
             if any(float(value) != math.floor(value) for value in values):
                 raise ValueError(

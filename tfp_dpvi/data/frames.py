@@ -46,14 +46,14 @@ def container_of(value: Any) -> Container | None:
     """
     if isinstance(value, np.ndarray | Mapping | tuple | list):
         return None
-    if isinstance(nw.from_native(value, pass_through=True), nw.LazyFrame):
-        raise TypeError(
-            f"A lazy frame ({type(value).__name__}) has no rows yet: pass what its collect() "
-            "returns."
-        )
     if _is_record_batch(value):
         return "pyarrow"
     if not nw.dependencies.is_into_dataframe(value):
+        if isinstance(nw.from_native(value, pass_through=True), nw.LazyFrame):
+            raise TypeError(
+                f"A lazy frame ({type(value).__name__}) has no rows yet: pass what its collect() "
+                "returns."
+            )
         return None
     native = {"polars": nw.dependencies.is_polars_dataframe, "pyarrow": _is_arrow_table}
     return next((name for name, test in native.items() if test(value)), "pandas")

@@ -120,7 +120,16 @@ class Schema:
             columns[name] = (column.values(np.where(absent, 0, level), generator), absent)
         return layout.restore(self, columns)
 
-    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
+    def check_names(self, data: TableData) -> None:
+        """Checks that data have exactly the described columns, without reading a value.
+
+        Args:
+          data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays.
+
+        Raises:
+          ValueError: A column is unknown or absent.
+          TypeError: The data are neither a DataFrame nor a dict.
+        """
         names = _names(data)
         if absent := [name for name in self.columns if name not in names]:
             raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}.")
@@ -129,6 +138,9 @@ class Schema:
             raise ValueError(
                 f"data has columns that are not in the schema, at positions {unknown}: drop them."
             )
+
+    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
+        self.check_names(data)
         columns = data if frames.container_of(data) is None else frames.columns_of(data)
         arrays = {name: _array(name, columns[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
