@@ -203,8 +203,10 @@ def _end(
         outward = np.arange(len(levels)) if is_upper else np.arange(len(levels))[::-1]
         bounds = np.append(low[levels], high[levels[-1]])
         excesses = np.sort(end.excesses(bounds))
-        variances = fine**2 + np.maximum(without, 1.0) + coarse**2 * np.array(
-            [np.any(heap & (owners == k)) for k in levels]
+        variances = (
+            fine**2
+            + np.maximum(without, 1.0)
+            + coarse**2 * np.array([np.any(heap & (owners == k)) for k in levels])
         )
         if without.sum() < 4.0 * fine:
             return []

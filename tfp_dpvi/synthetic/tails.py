@@ -74,7 +74,9 @@ class Tail:
         return np.clip(np.where(begin == end, low + (high - low) * uniform, numbers), low, high)
 
 
-def survival(excess: np.ndarray, shape: float | np.ndarray, scale: float | np.ndarray) -> np.ndarray:
+def survival(
+    excess: np.ndarray, shape: float | np.ndarray, scale: float | np.ndarray
+) -> np.ndarray:
     """Returns probabilities of larger excesses; shapes near 0 are exponential distributions."""
     shape = np.where(np.abs(shape) < 1e-6, 1e-6, shape)
     return np.maximum(1.0 + shape * excess / scale, 0.0) ** (-1.0 / shape)
