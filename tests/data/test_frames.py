@@ -117,8 +117,11 @@ def test_every_dtype_is_right_or_refused_before_anything_is_spent(container):
         try:
             layout = Layout.of(frame, schema)
         except ValueError as error:
-            assert "column 'a'" in str(error)
-            assert len(str(error).splitlines()) <= 2
+            said = str(error)
+            layout = None
+        if layout is None:
+            assert "column 'a'" in said
+            assert len(said.splitlines()) <= 2
             refused += 1
             continue
         right += 1

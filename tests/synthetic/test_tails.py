@@ -111,7 +111,7 @@ def test_ends_of_whole_numbers_keep_to_their_levels(column):
     steps = np.minimum(np.exp(generator.normal(6.0, 1.5, 20_000)), 1e6).astype(np.int64)
     numbers = steps + int(column.lower)
     dates = isinstance(column, Date)
-    chosen, counts = released(column, numbers.astype("M8[s]") if dates else numbers, generator)
+    chosen, _ = released(column, numbers.astype("M8[s]") if dates else numbers, generator)
     assert dates or chosen.ends
     codes = np.repeat(np.arange(chosen.num_levels, dtype=np.int32), 200)
     np.testing.assert_array_equal(chosen.encode("x", chosen.values(codes, generator)), codes)
@@ -189,7 +189,7 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
     with pytest.raises(ValueError, match=r"not below 2\*\*53 .* as Categorical"):
         Integer(0, 2**53)
     with pytest.raises(
-        ValueError, match="column 'day' has dtype int64, but .* convert it to dates"
+        ValueError, match=r"column 'day' has dtype int64, but .* convert it to dates"
     ):
         dpvi.data.Layout.of(
             data, Schema({"day": Date("2020-01-01", "2024-12-31"), "ill": Binary()})

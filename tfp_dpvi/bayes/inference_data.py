@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ InferenceData: TypeAlias = Any
 _CHAINS = 4
 
 
-def import_arviz() -> Any:
+def import_arviz() -> ModuleType:
     """Returns the module `arviz`; raises `ImportError` with the way to install it."""
     try:
         with warnings.catch_warnings():
@@ -119,7 +120,7 @@ def to_inference_data(
     return from_groups(arviz, groups)
 
 
-def from_groups(arviz: Any, groups: dict[str, dict[str, np.ndarray]]) -> InferenceData:
+def from_groups(arviz: ModuleType, groups: dict[str, dict[str, np.ndarray]]) -> InferenceData:
     """Returns groups of variables in the container of the ArviZ that is installed.
 
     Args:

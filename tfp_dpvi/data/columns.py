@@ -337,7 +337,8 @@ class Integer(Numeric):
         if max(abs(self.lower), abs(self.upper)) >= _MOST_EXACT:
             raise ValueError(
                 f"lower={self.lower!r} or upper={self.upper!r} is not below 2**53 in size, beyond "
-                "which whole numbers are not exact: describe identifiers as Categorical, or rescale."
+                "which whole numbers are not exact: describe identifiers as Categorical, or "
+                "rescale."
             )
         for name, values in fields.items():
             if any(float(value) != math.floor(value) for value in values):

@@ -19,6 +19,9 @@ Container: TypeAlias = str
 Dtype: TypeAlias = Any
 """A dtype of NumPy, pandas or polars, or a type of Arrow."""
 
+Native: TypeAlias = Any
+"""A frame, a column, or a part of either, of a library that need not be installed."""
+
 _INTEGERS = (nw.Int8, nw.Int16, nw.Int32, nw.Int64, nw.Int128)
 _UNSIGNED = (nw.UInt8, nw.UInt16, nw.UInt32, nw.UInt64, nw.UInt128)
 _NO_VALUES = (nw.List, nw.Array, nw.Struct, nw.Duration, nw.Time, nw.Binary)
@@ -35,11 +38,11 @@ _KINDS = {
 }
 
 
-def container_of(value: Any) -> Container | None:
+def container_of(value: Native) -> Container | None:
     """Returns the kind of a data frame; None for all that is none.
 
     Args:
-      value: Any value.
+      value: Native value.
 
     Raises:
       TypeError: The frame is lazy.
@@ -59,12 +62,12 @@ def container_of(value: Any) -> Container | None:
     return next((name for name, test in native.items() if test(value)), "pandas")
 
 
-def names_of(frame: Any) -> list[Any]:
+def names_of(frame: Native) -> list[Native]:
     """Returns the names of a frame's columns, which pandas and Arrow let be the same."""
     return list(frame.schema.names if container_of(frame) == "pyarrow" else frame.columns)
 
 
-def columns_of(frame: Any) -> dict[str, nw.Series]:
+def columns_of(frame: Native) -> dict[str, nw.Series]:
     """Returns a frame's columns by name.
 
     Args:
@@ -75,7 +78,7 @@ def columns_of(frame: Any) -> dict[str, nw.Series]:
     return {column.name: column for column in nw.from_native(frame, eager_only=True).iter_columns()}
 
 
-def as_series(value: Any) -> nw.Series | None:
+def as_series(value: Native) -> nw.Series | None:
     """Returns a column of pandas, polars or Arrow by itself; None for all that is none."""
     if isinstance(value, nw.Series):
         return value
@@ -185,7 +188,7 @@ def kind_of(column: nw.Series) -> str:
 
 def float_type(column: nw.Series) -> type[np.floating]:
     """Returns the NumPy type of a column of floats."""
-    known: dict[Any, type[np.floating]] = {nw.Float16: np.float16, nw.Float32: np.float32}
+    known: dict[Native, type[np.floating]] = {nw.Float16: np.float16, nw.Float32: np.float32}
     dtype = dtype_of(column)
     inner = dtype if isinstance(dtype, np.dtype) else getattr(dtype, "subtype", None)
     if isinstance(inner, np.dtype):
@@ -210,7 +213,7 @@ def shown(column: nw.Series) -> str:
 # ------------------------------------------------------------------------------- building
 
 
-def make_column(container: Container, dtype: Dtype, values: Any) -> Any:
+def make_column(container: Container, dtype: Dtype, values: Native) -> Native:
     """Returns a column of a container.
 
     Args:
@@ -241,7 +244,7 @@ def make_column(container: Container, dtype: Dtype, values: Any) -> Any:
     return pyarrow.chunked_array([pyarrow.array(values, type=dtype)])
 
 
-def make_frame(container: Container, columns: dict[str, Any]) -> Any:
+def make_frame(container: Container, columns: dict[str, Native]) -> Native:
     """Returns a frame.
 
     Args:
@@ -285,7 +288,7 @@ def example(container: Container, dtype: Dtype) -> nw.Series:
     return nw.from_native(column, series_only=True)
 
 
-def of_categories(container: Container, dtype: Dtype, categories: list[Any]) -> Dtype:
+def of_categories(container: Container, dtype: Dtype, categories: list[Native]) -> Dtype:
     """Returns a dtype with public categories in place of those that it has, if it has any.
 
     Args:
@@ -343,7 +346,8 @@ def dtype_from_text(container: Container, text: str) -> Dtype:
     Raises:
       ValueError: There is no such dtype.
     """
-    family, _, name = text.partition(" ")
+    family = text.partition(" ")[0]
+    name = text.removeprefix(family).strip()
     if family == "arrow":
         return _arrow_type(name) if container == "pyarrow" else _pandas_of_arrow(name)
     if family == "polars":
@@ -366,7 +370,9 @@ def dtype_from_text(container: Container, text: str) -> Dtype:
 def is_common(container: Container, dtype: Dtype) -> bool:
     """Returns whether columns of a dtype can be read, and it comes back from its text.
 
-    Categories are left out.
+    Args:
+      container: "dict", "pandas", "polars" or "pyarrow".
+      dtype: The dtype, whose categories are left out.
     """
     try:
         example(container, dtype).to_numpy()
@@ -401,7 +407,8 @@ def _polars_dtype(text: str) -> Dtype:
 
     name, *parameters = text.split()
     if name == "Datetime":
-        return polars.Datetime(parameters[0])
+        unit: Native = parameters[0]
+        return polars.Datetime(unit)
     if name == "Decimal":
         return polars.Decimal(int(parameters[0]), int(parameters[1]))
     if name == "Enum":
@@ -412,10 +419,10 @@ def _polars_dtype(text: str) -> Dtype:
     return getattr(polars, name)()
 
 
-def _is_arrow_table(value: Any) -> bool:
+def _is_arrow_table(value: Native) -> bool:
     return bool(nw.dependencies.is_pyarrow_table(value))
 
 
-def _is_record_batch(value: Any) -> bool:
+def _is_record_batch(value: Native) -> bool:
     arrow = nw.dependencies.get_pyarrow()
     return arrow is not None and isinstance(value, arrow.RecordBatch)

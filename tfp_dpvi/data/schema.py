@@ -84,8 +84,8 @@ class Schema:
         """Returns each record's levels.
 
         Args:
-          data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays, with exactly the described
-            columns in any order.
+          data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional
+            arrays, with exactly the described columns in any order.
 
         Returns:
           int32 array of shape [records, columns]: each column's level, -1 where missing.
@@ -171,7 +171,7 @@ class Layout:
     """
 
     container: str
-    dtypes: Mapping[str, Any]
+    dtypes: Mapping[str, frames.Native]
 
     @classmethod
     @_deprecation.renamed_argument("table", "schema")
@@ -253,7 +253,7 @@ def _names(data: TableData) -> list[str]:
     return names
 
 
-def _array(name: str, values: Any) -> np.ndarray:
+def _array(name: str, values: frames.Native) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"column {name!r} is a masked array: use NaN or None for missing values.")
     series = frames.as_series(values)
@@ -275,7 +275,9 @@ _ADVICE = {
 }
 
 
-def _check_kind(name: str, container: str, dtype: Any, example: Any, column: Column) -> None:
+def _check_kind(
+    name: str, container: str, dtype: frames.Native, example: frames.Native, column: Column
+) -> None:
     """Checks that a dtype is of a kind that a description allows."""
     if example is None:
         kind, text = dtype.kind, check.dtype_name(dtype)
@@ -293,7 +295,9 @@ def _check_kind(name: str, container: str, dtype: Any, example: Any, column: Col
             f"column {name!r} has dtype category, whose categories may come from the records: use "
             "numbers or Categorical."
         )
-    if kind == "O" or isinstance(column, Categorical) and kind in ("category", "decimal", "other"):
+    if kind == "O" or (
+        isinstance(column, Categorical) and kind in ("category", "decimal", "other")
+    ):
         return
     if kind == "decimal" and isinstance(column, Integer) and not isinstance(column, Date):
         return
@@ -307,7 +311,7 @@ def _check_kind(name: str, container: str, dtype: Any, example: Any, column: Col
     )
 
 
-def _check_values(name: str, container: str, dtype: Any, column: Column) -> None:
+def _check_values(name: str, container: str, dtype: frames.Native, column: Column) -> None:
     """Checks that a dtype holds what a description allows, by building and reading it.
 
     Raises:
@@ -329,11 +333,11 @@ def _check_values(name: str, container: str, dtype: Any, column: Column) -> None
     )
 
 
-def _text(container: str, dtype: Any) -> str:
+def _text(container: str, dtype: frames.Native) -> str:
     return frames.shown(frames.example(container, dtype))
 
 
-def _values_to_hold(column: Column) -> Sequence[Any]:
+def _values_to_hold(column: Column) -> Sequence[frames.Native]:
     """Returns the values that a dtype must hold to hold all that a description allows."""
     if isinstance(column, Integer):
         # A dtype of days holds the ends of hours alone.
@@ -345,7 +349,12 @@ def _values_to_hold(column: Column) -> Sequence[Any]:
 
 
 def _comes_back(
-    name: str, container: str, dtype: Any, column: Column, values: Sequence[Any], missing: bool
+    name: str,
+    container: str,
+    dtype: frames.Native,
+    column: Column,
+    values: Sequence[frames.Native],
+    missing: bool,
 ) -> bool:
     """Returns whether values, and a missing one if it is allowed, are the same when read again."""
     absent = np.array([False] * len(values) + [True] * missing)
@@ -377,8 +386,8 @@ def _comes_back(
 
 
 def _restore(
-    container: str, dtype: Any, column: Column, values: np.ndarray, absent: np.ndarray
-) -> Any:
+    container: str, dtype: frames.Native, column: Column, values: np.ndarray, absent: np.ndarray
+) -> frames.Native:
     """Returns a column of a dtype with these values."""
     if not isinstance(dtype, np.dtype):
         return _restore_extension(container, dtype, column, values, absent)
@@ -398,8 +407,8 @@ def _restore(
 
 
 def _restore_extension(
-    container: str, dtype: Any, column: Column, values: np.ndarray, absent: np.ndarray
-) -> Any:
+    container: str, dtype: frames.Native, column: Column, values: np.ndarray, absent: np.ndarray
+) -> frames.Native:
     if isinstance(column, Categorical):
         # The public categories: the dtype would reveal the data's own.
         dtype = frames.of_categories(container, dtype, list(column.categories))

@@ -499,9 +499,9 @@ class DPModel(Model):
         """Trains on private records. Draws Poisson batches itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], dict or tuple of arrays, or a frame of pandas, polars or Arrow (a dict of its columns);
-            memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask, tensorstore, xarray), or
-            sources with a length and `source[indices]` for increasing int64 indices; or a
+          x: array of shape [N, ...], dict or tuple of arrays, or a frame of pandas, polars or Arrow
+            (a dict of its columns); memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask,
+            tensorstore, xarray), or sources with a length and `source[indices]` for increasing int64 indices; or a
             `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight), with `num_records`,
             `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.

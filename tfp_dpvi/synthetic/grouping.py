@@ -195,7 +195,9 @@ def _end(
     masses = np.array(column.shares)[cells] * np.maximum(counts[owners], 0.0)
     threshold = float(low[levels[0]] if is_upper else high[levels[-1]])
     end = tails.Tail(is_upper, threshold, ())
-    likely = np.isin(edges[cells], np.array(column.description.special))  # type: ignore[attr-defined]
+    described = column.description
+    assert isinstance(described, Numeric)
+    likely = np.isin(edges[cells], np.array(described.special))
     likely &= np.array([column.column.next_after(edges[c]) >= edges[c + 1] for c in cells])
     heap = np.zeros(len(cells), bool)
     for _ in range(2):

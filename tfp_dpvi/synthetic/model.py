@@ -249,8 +249,8 @@ class TableModel(DPModel):
         if not few:
             return (caveat,)
         return caveat, (
-            f"the standard deviation of {', '.join(map(repr, few))} is that of a few records: about "
-            "a hundred of them have most of the variance, which noisy counts do not tell."
+            f"the standard deviation of {', '.join(map(repr, few))} is that of a few records: "
+            "about a hundred of them have most of the variance, which noisy counts do not tell."
         )
 
     def distribution_at(self, params: Structure, x: Structure | None = None) -> tfd.Distribution:

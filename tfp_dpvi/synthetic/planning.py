@@ -1,4 +1,4 @@
-"""What a `Synthesizer` would release, and how much of it is noise, without data."""
+"""Plans of tables: the releases of a fit, and how much of them is noise, without data."""
 
 from __future__ import annotations
 
@@ -50,12 +50,14 @@ def releases_of(schema: Schema, pairs: Pairs) -> list[tuple[str, float, float]]:
 
 @dataclasses.dataclass(frozen=True)
 class TablePlan:
-    """How the noise of a fit compares with the records that its counts expect.
+    """Compares the noise of a fit with the records that its counts expect.
 
     ```python
-    >>> plan = TablePlan(200, {"age": 16, "smokes": 2}, 7.0)
+    >>> plan = TablePlan(200, {"age": 16, "smokes": 2}, 7.0, sufficient_epsilon=1.5)
     >>> plan.drowned, plan.most_levels
     (('age',), 14)
+    >>> plan.advice
+    'Use at most 1 column of as many levels, or bins=14 or as many categories, or epsilon=1.5.'
 
     ```
 
@@ -114,7 +116,7 @@ class TablePlan:
 
     @property
     def advice(self) -> str:
-        """What to change so that no column drowns, one sentence; empty if none does."""
+        """One sentence on changes with which no column drowns; empty if none does."""
         if not self.drowned:
             return ""
         ways = []
@@ -129,13 +131,14 @@ class TablePlan:
 
     @property
     def warning(self) -> str:
-        """What `fit` warns of, at most two lines; empty if no column drowns."""
+        """The warning of `fit`, at most two lines; empty if no column drowns."""
         if not self.drowned:
             return ""
         first = self.drowned[0]
         return (
-            f"the noise drowns {len(self.drowned)} of {len(self.levels)} columns, {_listed(self.drowned)}: "
-            f"a level of {first!r} expects {self.expected[first]:.3g} records, and its count has "
+            f"the noise drowns {len(self.drowned)} of {len(self.levels)} columns, "
+            f"{_listed(self.drowned)}: a level of {first!r} expects {self.expected[first]:.3g} "
+            "records, and its count has "
             f"noise of sd {self.deviation:.3g}.\n{self.advice} Synthesizer.plan says what would "
             "work, without data."
         )
@@ -166,7 +169,8 @@ def check_dates(schema: Schema) -> Iterable[str]:
             yield (
                 f"column {name!r} has bounds {column.lower} and {column.upper}, which look like "
                 "dates YYYYMMDD: as Integer, it gets days such as 20209977.\nConvert it to dates, "
-                "for pandas by pandas.to_datetime(column, format='%Y%m%d'), and describe it as Date."
+                "for pandas by pandas.to_datetime(column, format='%Y%m%d'), and describe it as "
+                "Date."
             )
 
 

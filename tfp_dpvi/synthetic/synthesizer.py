@@ -29,7 +29,6 @@ from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
 from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 
-
 # The largest epsilon that `plan` proposes.
 _LARGEST_EPSILON = 100.0
 

@@ -77,13 +77,25 @@ class Tail:
 def survival(
     excess: np.ndarray, shape: float | np.ndarray, scale: float | np.ndarray
 ) -> np.ndarray:
-    """Returns probabilities of larger excesses; shapes near 0 are exponential distributions."""
+    """Returns probabilities of larger excesses; shapes near 0 are exponential distributions.
+
+    Args:
+      excess: Distances from the threshold, float64.
+      shape: The shape, which broadcasts with the excesses.
+      scale: The scale, likewise.
+    """
     shape = np.where(np.abs(shape) < 1e-6, 1e-6, shape)
     return np.maximum(1.0 + shape * excess / scale, 0.0) ** (-1.0 / shape)
 
 
 def inverse_survival(probability: np.ndarray, shape: float, scale: float) -> np.ndarray:
-    """Returns the excesses of which `survival` is `probability`."""
+    """Returns the excesses of which `survival` is `probability`.
+
+    Args:
+      probability: Probabilities, float64.
+      shape: The shape.
+      scale: The scale.
+    """
     shape = 1e-6 if abs(shape) < 1e-6 else shape
     return scale * (np.maximum(probability, 1e-300) ** -shape - 1.0) / shape
 
