@@ -87,6 +87,46 @@ def test_moments_and_quantiles_of_heavy_tails(sigma):
         assert few > 10
 
 
+def test_a_log_scale_tells_numbers_apart_that_a_linear_one_does_not():
+    """Bounds of a trillion: every finest bin of a linear scale is wider than all numbers."""
+    generator = np.random.default_rng(random.getrandbits(32))
+    errors = []
+    for _ in range(5):
+        numbers = np.exp(generator.normal(6.0, 1.0, 20_000))
+        column, counts = released(Continuous(0.0, 1e12, scale="log"), numbers, generator)
+        made = drawn(column, counts, generator)
+        errors.append([np.quantile(made, q) / np.quantile(numbers, q) - 1.0 for q in (0.5, 0.95)])
+    median, high = np.median(np.abs(errors), axis=0)
+    assert median < 0.03
+    assert high < 0.06
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Continuous(0.0, 1e5, scale="log"),
+        Continuous(0.01, 1e5, scale="log", bins=7),
+        Integer(0, 10**6, scale="log"),
+        Integer(1, 20, scale="log"),
+    ],
+)
+def test_bins_of_a_log_scale(column):
+    edges = column.edges
+    assert edges[0] == column.lower
+    assert edges[-1] == column.upper + column.step
+    assert np.all(np.diff(edges) > 0)
+    ratios = edges[2:] / edges[1:-1]
+    assert column.step or ratios[-3:].std() < 0.05 * ratios[-3:].mean()
+    fine = column.finest
+    codes = np.arange(fine.num_levels, dtype=np.int32)
+    values = fine.values(codes, np.random.default_rng(0))
+    np.testing.assert_array_equal(fine.encode("x", values), codes)
+    with pytest.raises(ValueError, match="scale='log' needs lower=-1"):
+        Continuous(-1, 1, scale="log")
+    with pytest.raises(ValueError, match="scale="):
+        Continuous(0, 1, scale="lg")
+
+
 def test_light_ends_on_both_sides_heaps_and_top_codes():
     generator = np.random.default_rng(random.getrandbits(32))
     numbers = np.clip(generator.normal(0.0, 1.0, 20_000), -20.0, 20.0)

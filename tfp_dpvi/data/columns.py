@@ -27,6 +27,9 @@ FINEST = 16**4
 # From here on, floats of 64 bits skip whole numbers.
 _MOST_EXACT = 2**53
 
+# Of a column from 0 on a log scale: where its bins begin to widen, in upper bounds.
+_LOG_ORIGIN = 1e-6
+
 # Numbers of a description that a message shows.
 _MOST_SHOWN = 8
 
@@ -139,6 +142,7 @@ class Numeric(Column):
     upper: float
     bins: int | Sequence[float] = 16
     spikes: Sequence[float] = ()
+    scale: str = dataclasses.field(default="linear", kw_only=True)
     kinds: ClassVar[str] = "iuf"
     step: ClassVar[int] = 0
     fault: ClassVar[str] = "no numbers"
@@ -149,6 +153,11 @@ class Numeric(Column):
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(
                 f"lower={self.lower!r} must be below upper={self.upper!r}, both finite."
+            )
+        check.one_of("scale", self.scale, ("linear", "log"))
+        if self.scale == "log" and low < 0.0:
+            raise ValueError(
+                f"scale='log' needs lower={self.lower!r} to be at least 0: use scale='linear'."
             )
         if isinstance(self.bins, int | np.integer):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
@@ -201,10 +210,18 @@ class Numeric(Column):
         if not isinstance(self.bins, int):
             return np.array([self.lower, *self.bins, end], np.float64)
         if not self.step:
-            return np.linspace(self.lower, end, self.bins + 1)
-        return np.round(
-            np.linspace(self.lower, end, min(self.bins, int(end) - int(self.lower)) + 1)
-        )
+            return self._spaced(end, self.bins)
+        return np.unique(np.round(self._spaced(end, min(self.bins, int(end) - int(self.lower)))))
+
+    def _spaced(self, end: float, num: int) -> np.ndarray:
+        """Returns edges of so many bins up to `end`, float64 [num + 1]."""
+        if self.scale == "linear":
+            return np.linspace(self.lower, end, num + 1)
+        # From 0 on, bins begin to widen at a millionth of the upper bound, or at 1.
+        origin = self.lower or max(_LOG_ORIGIN * end, self.step)
+        edges = np.geomspace(origin, end - self.lower + origin, num + 1) + (self.lower - origin)
+        edges[[0, -1]] = self.lower, end
+        return edges
 
     @property
     def special(self) -> tuple[float, ...]:
@@ -286,6 +303,8 @@ class Continuous(Numeric):
         values (zeros, bounds, round numbers) have their own.
       spikes: Values with their own bin, frequent or not. 0 and the bounds get one if they are
         frequent.
+      scale: "linear", or "log" for numbers from 0 whose public bounds span powers of ten: a number
+        of bins, and the finest ones of the private histogram, widen with the numbers.
       missing: Whether values may be missing.
     """
 

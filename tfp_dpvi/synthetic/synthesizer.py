@@ -290,7 +290,7 @@ class Synthesizer:
                 warnings.warn(
                     f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to "
                     f"{bounds[1]:g}, and differences within it are lost: narrow its bounds by "
-                    "public knowledge, or pass spikes= or inner edges as bins=.",
+                    "public knowledge, or pass scale='log', spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
         return schema
