@@ -502,8 +502,8 @@ class DPModel(Model):
           x: array of shape [N, ...], dict or tuple of arrays, or a frame of pandas, polars or Arrow
             (a dict of its columns); memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask,
             tensorstore, xarray), or sources with a length and `source[indices]` for increasing
-            int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight), with `num_records`,
-            `steps_per_epoch` and a declared `sampling`.
+            int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight),
+            with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with
             probability B / num_records. `batch_size >= num_records` uses full batches, without
