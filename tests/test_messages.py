@@ -121,7 +121,7 @@ TABLES = {
     "a number outside its bounds": (Continuous(0, 10), numbers((N,)), ["'c'", "[0, 10]", "1 row"]),
     "infinite": (Continuous(0, 10), numbers((N,), value=np.inf), ["'c'", "1 row"]),
     "a string among numbers": (Continuous(0, 10), mixed(), ["'c'", "numbers", "3 rows"]),
-    "a column of strings": (Integer(0, 10), np.array([TEXT] * N), ["'c'", f"{N} rows"]),
+    "a column of strings": (Integer(0, 10), np.array([TEXT] * N), ["'c'", "dtype str"]),
     "an integer that is too large": (Integer(0, 10), mixed(1, value=4711**100), ["3 rows"]),
     "a fraction": (Integer(0, 9999), numbers((N,), "float64"), ["Integer", "12 rows"]),
     "a fraction, once": (Integer(0, 9999), mixed(7, value=NUMBER), ["Integer", "3 rows"]),

@@ -255,7 +255,7 @@ def test_a_column_that_is_absent():
 
 
 def test_containers_that_are_no_tables():
-    with pytest.raises(TypeError, match="DataFrame or a dict"):
+    with pytest.raises(TypeError, match="or a dict of arrays"):
         make_table().encode(np.zeros((3, 6)))
     with pytest.raises(TypeError, match="'age' is a masked array"):
         make_table().encode({**make_data(), "age": np.ma.masked_equal(np.full(200, 20), 20)})

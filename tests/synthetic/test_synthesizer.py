@@ -221,6 +221,7 @@ def test_a_file_of_version_0_2_loads_samples_and_has_spent():
     assert (report.budget_epsilon, report.num_records) == (2.0, 200)
 
 
+@pytest.mark.filterwarnings("ignore:the noise drowns")
 def test_data_frames():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(make_data(300))[["flag", "kind", "number", "value"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,12 +16,12 @@ from tfp_dpvi.data import Records, make_records
 from tfp_dpvi.data.shapes import flat_names
 
 InferenceData: TypeAlias = Any
-"""`arviz.InferenceData`; ArviZ is optional."""
+"""`arviz.InferenceData` of ArviZ 0.23, the `xarray.DataTree` of ArviZ 1; ArviZ is optional."""
 
 _CHAINS = 4
 
 
-def import_arviz() -> Any:
+def import_arviz() -> ModuleType:
     """Returns the module `arviz`; raises `ImportError` with the way to install it."""
     try:
         with warnings.catch_warnings():
@@ -29,7 +30,7 @@ def import_arviz() -> Any:
             import arviz
     except ImportError as error:
         raise ImportError(
-            "to_inference_data needs ArviZ 0.23: pip install 'tfp-dpvi[arviz]'."
+            "to_inference_data needs ArviZ 0.23 or 1: pip install 'tfp-dpvi[arviz]'."
         ) from error
     return arviz
 
@@ -116,6 +117,19 @@ def to_inference_data(
             y = tf.nest.map_structure(tf.convert_to_tensor, records.y)
         logs = over_draws(lambda params: model.log_prob(params, x, y), draws["posterior"])
         groups["log_likelihood"] = group(logs, what)
+    return from_groups(arviz, groups)
+
+
+def from_groups(arviz: ModuleType, groups: dict[str, dict[str, np.ndarray]]) -> InferenceData:
+    """Returns groups of variables in the container of the ArviZ that is installed.
+
+    Args:
+      arviz: The module.
+      groups: By the group's name, arrays of shape [chains, draws, ...] by the variable's name;
+        those of "observed_data" have neither chains nor draws.
+    """
+    if int(arviz.__version__.partition(".")[0]) >= 1:
+        return arviz.from_dict(groups)
     return arviz.from_dict(**groups)
 
 

@@ -24,6 +24,12 @@ MISSING = -1
 FINEST = 16**4
 """The maximal number of bins of a private histogram of a number."""
 
+# From here on, floats of 64 bits skip whole numbers.
+_MOST_EXACT = 2**53
+
+# Of a column from 0 on a log scale: where its bins begin to widen, in upper bounds.
+_LOG_ORIGIN = 1e-6
+
 # Numbers of a description that a message shows.
 _MOST_SHOWN = 8
 
@@ -136,6 +142,7 @@ class Numeric(Column):
     upper: float
     bins: int | Sequence[float] = 16
     spikes: Sequence[float] = ()
+    scale: str = dataclasses.field(default="linear", kw_only=True)
     kinds: ClassVar[str] = "iuf"
     step: ClassVar[int] = 0
     fault: ClassVar[str] = "no numbers"
@@ -146,6 +153,11 @@ class Numeric(Column):
         if not (low < high and math.isfinite(high - low)):
             raise ValueError(
                 f"lower={self.lower!r} must be below upper={self.upper!r}, both finite."
+            )
+        check.one_of("scale", self.scale, ("linear", "log"))
+        if self.scale == "log" and low < 0.0:
+            raise ValueError(
+                f"scale='log' needs lower={self.lower!r} to be at least 0: use scale='linear'."
             )
         if isinstance(self.bins, int | np.integer):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
@@ -198,10 +210,18 @@ class Numeric(Column):
         if not isinstance(self.bins, int):
             return np.array([self.lower, *self.bins, end], np.float64)
         if not self.step:
-            return np.linspace(self.lower, end, self.bins + 1)
-        return np.round(
-            np.linspace(self.lower, end, min(self.bins, int(end) - int(self.lower)) + 1)
-        )
+            return self._spaced(end, self.bins)
+        return np.unique(np.round(self._spaced(end, min(self.bins, int(end) - int(self.lower)))))
+
+    def _spaced(self, end: float, num: int) -> np.ndarray:
+        """Returns edges of so many bins up to `end`, float64 [num + 1]."""
+        if self.scale == "linear":
+            return np.linspace(self.lower, end, num + 1)
+        # From 0 on, bins begin to widen at a millionth of the upper bound, or at 1.
+        origin = self.lower or max(_LOG_ORIGIN * end, self.step)
+        edges = np.geomspace(origin, end - self.lower + origin, num + 1) + (self.lower - origin)
+        edges[[0, -1]] = self.lower, end
+        return edges
 
     @property
     def special(self) -> tuple[float, ...]:
@@ -238,7 +258,16 @@ class Numeric(Column):
         """Returns a bound as messages show it."""
         return str(number)
 
-    def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
+    def numbers_of(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Returns values within the bounds as float64 [n].
+
+        Args:
+          name: The column's name, for messages.
+          values: Array of shape [n], none of it missing.
+
+        Raises:
+          ValueError: A value is no number, or out of bounds.
+        """
         numbers, strange = converted(self.to_numbers, values)
         if strange.any():
             raise ValueError(
@@ -274,6 +303,8 @@ class Continuous(Numeric):
         values (zeros, bounds, round numbers) have their own.
       spikes: Values with their own bin, frequent or not. 0 and the bounds get one if they are
         frequent.
+      scale: "linear", or "log" for numbers from 0 whose public bounds span powers of ten: a number
+        of bins, and the finest ones of the private histogram, widen with the numbers.
       missing: Whether values may be missing.
     """
 
@@ -281,7 +312,7 @@ class Continuous(Numeric):
 
     def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """See `Column.levels_of`."""
-        return self.bins_of(self._numbers(name, values))
+        return self.bins_of(self.numbers_of(name, values))
 
     def values(self, levels: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns uniform draws within the bins.
@@ -322,6 +353,12 @@ class Integer(Numeric):
             "bins": inner,
             "spikes": self.spikes,
         }
+        if max(abs(self.lower), abs(self.upper)) >= _MOST_EXACT:
+            raise ValueError(
+                f"lower={self.lower!r} or upper={self.upper!r} is not below 2**53 in size, beyond "
+                "which whole numbers are not exact: describe identifiers as Categorical, or "
+                "rescale."
+            )
         for name, values in fields.items():
             if any(float(value) != math.floor(value) for value in values):
                 raise ValueError(
@@ -331,7 +368,7 @@ class Integer(Numeric):
 
     def levels_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """See `Column.levels_of`."""
-        numbers = self._numbers(name, values)
+        numbers = self.numbers_of(name, values)
         broken = numbers != np.floor(numbers)
         if broken.any():
             raise ValueError(

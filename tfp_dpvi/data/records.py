@@ -11,6 +11,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.data import frames
 from tfp_dpvi.sampling import Sampler
 
 Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
@@ -183,16 +184,17 @@ def make_records(
 
 
 def by_column(name: str, value: Any) -> Any:
-    """Converts a table to a dict of its columns.
+    """Converts frames to dicts of their columns, and columns of frames to arrays.
 
-    A pandas DataFrame, an HDF5 group and the like are tables; other values are returned unchanged.
+    A frame of pandas, polars or Arrow, an HDF5 group and the like are tables; other values are
+    returned unchanged.
 
     Args:
       name: The argument, for messages.
-      value: The table.
+      value: The table, or a structure of tables, columns and arrays.
 
     Raises:
-      TypeError: The value is a sparse matrix.
+      TypeError: The value is a sparse matrix or a lazy frame, or a column has no numbers.
       ValueError: The names of the columns are no strings, or not unique.
     """
     if hasattr(value, "tocsr"):
@@ -202,17 +204,22 @@ def by_column(name: str, value: Any) -> Any:
             "pass an object with __len__ whose source[indices] returns dense rows "
             "(x[indices].toarray())."
         )
-    if isinstance(value, Mapping) and not isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: by_column(f"{name}[{key!r}]", part) for key, part in value.items()}
-    if not (hasattr(value, "columns") and hasattr(value, "iloc") and hasattr(value, "dtypes")):
+    if type(value) is tuple:
+        return tuple(by_column(f"{name}[{place}]", part) for place, part in enumerate(value))
+    if (column := frames.as_series(value)) is not None:
+        return frames.numeric(name, column)
+    if frames.container_of(value) is None:
         return value
-    names = list(value.columns)
+    names = frames.names_of(value)
     if not all(isinstance(column, str) for column in names) or len(set(names)) < len(names):
         raise ValueError(
             f"{name} is a table whose columns do not all have unique strings as names: rename "
             f"them, or pass {name}.to_numpy()."
         )
-    return {column: value[column].to_numpy() for column in names}
+    columns = frames.columns_of(value).items()
+    return {key: frames.numeric(f"{name}[{key!r}]", column) for key, column in columns}
 
 
 def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = False) -> Any:

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tfp_dpvi import _deprecation
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
+from tfp_dpvi.data import frames
+from tfp_dpvi.data.columns import (
+    MISSING,
+    Binary,
+    Categorical,
+    Column,
+    Integer,
+    Numeric,
+    is_missing,
+)
+from tfp_dpvi.data.dates import Date
 
-if TYPE_CHECKING:
-    import pandas
-
-TableData: TypeAlias = "pandas.DataFrame | Mapping[str, np.ndarray]"
-"""A pandas DataFrame, or a dict of one-dimensional arrays."""
+TableData: TypeAlias = Any
+"""A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +84,8 @@ class Schema:
         """Returns each record's levels.
 
         Args:
-          data: A pandas DataFrame, or a dict of one-dimensional arrays, with exactly the described
-            columns in any order.
+          data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional
+            arrays, with exactly the described columns in any order.
 
         Returns:
           int32 array of shape [records, columns]: each column's level, -1 where missing.
@@ -111,7 +120,16 @@ class Schema:
             columns[name] = (column.values(np.where(absent, 0, level), generator), absent)
         return layout.restore(self, columns)
 
-    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
+    def check_names(self, data: TableData) -> None:
+        """Checks that data have exactly the described columns, without reading a value.
+
+        Args:
+          data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays.
+
+        Raises:
+          ValueError: A column is unknown or absent.
+          TypeError: The data are neither a DataFrame nor a dict.
+        """
         names = _names(data)
         if absent := [name for name in self.columns if name not in names]:
             raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}.")
@@ -120,7 +138,11 @@ class Schema:
             raise ValueError(
                 f"data has columns that are not in the schema, at positions {unknown}: drop them."
             )
-        arrays = {name: _plain(name, data[name]) for name in self.columns}
+
+    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
+        self.check_names(data)
+        columns = data if frames.container_of(data) is None else frames.columns_of(data)
+        arrays = {name: _array(name, columns[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(
@@ -144,12 +166,12 @@ class Layout:
     ```
 
     Attributes:
-      is_frame: True for a pandas DataFrame, False for a dict of arrays.
+      container: "pandas", "polars" or "pyarrow" for a frame, "dict" for a dict of arrays.
       dtypes: The columns' dtypes by name, in the data's order.
     """
 
-    is_frame: bool
-    dtypes: Mapping[str, np.dtype]
+    container: str
+    dtypes: Mapping[str, frames.Native]
 
     @classmethod
     @_deprecation.renamed_argument("table", "schema")
@@ -162,33 +184,41 @@ class Layout:
 
         Raises:
           ValueError: A dtype cannot hold all values that the description allows, which samples may
-            have.
+            have. It is found by building the extreme values, all categories and a missing value.
         """
-        is_frame = _is_frame(data)
-        dtypes = {
-            name: data[name].dtype if is_frame else _plain(name, data[name]).dtype
-            for name in _names(data)
-        }
+        _names(data)
+        container = frames.container_of(data)
+        if container is None:
+            dtypes = {name: _array(name, data[name]).dtype for name in data}
+            examples = {}
+        else:
+            examples = {name: part.head(0) for name, part in frames.columns_of(data).items()}
+            dtypes = {name: frames.dtype_of(column) for name, column in examples.items()}
+        container = container or "dict"
         for name, dtype in dtypes.items():
-            _check_dtype(name, dtype, schema.columns[name].description)
+            column = schema.columns[name].description
+            _check_kind(name, container, dtype, examples.get(name), column)
             if isinstance(dtype, np.dtype) and dtype.kind in "US":
                 # Its width would reveal the longest value of the records.
                 dtypes[name] = np.dtype(dtype.kind)
-        return cls(is_frame, dtypes)
+            _check_values(name, container, dtypes[name], column)
+        return cls(container, dtypes)
 
-    def to_config(self) -> dict[str, bool | list[tuple[Hashable, str]]]:
+    def to_config(self) -> dict[str, str | list[tuple[Hashable, str]]]:
         """Returns plain values for `from_config`."""
         dtypes: list[tuple[Hashable, str]] = [
-            (name, _dtype_name(dtype)) for name, dtype in self.dtypes.items()
+            (name, frames.dtype_to_text(self.container, dtype))
+            for name, dtype in self.dtypes.items()
         ]
-        return {"is_frame": self.is_frame, "dtypes": dtypes}
+        return {"container": self.container, "dtypes": dtypes}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Layout:
         """Returns the layout from `to_config`."""
-        return cls(
-            config["is_frame"], {name: _dtype_named(dtype) for name, dtype in config["dtypes"]}
-        )
+        # Files of 0.2 tell pandas' frames from dicts alone.
+        container = config.get("container", "pandas" if config.get("is_frame") else "dict")
+        dtypes = {name: frames.dtype_from_text(container, text) for name, text in config["dtypes"]}
+        return cls(container, dtypes)
 
     @_deprecation.renamed_argument("table", "schema")
     def restore(
@@ -202,54 +232,32 @@ class Layout:
         """
         described = {name: column.description for name, column in schema.columns.items()}
         data = {
-            name: _restore(described[name], dtype, *columns[name])
+            name: _restore(self.container, dtype, described[name], *columns[name])
             for name, dtype in self.dtypes.items()
         }
-        if not self.is_frame:
-            return data
-        import pandas
-
-        return pandas.DataFrame(data)
-
-
-def _dtype_name(dtype: np.dtype) -> str:
-    if isinstance(dtype, np.dtype):
-        return dtype.str
-    # `_restore` uses the public categories.
-    return "ordered" if getattr(dtype, "ordered", False) else f"pandas {dtype}"
-
-
-def _dtype_named(name: str) -> np.dtype:
-    if name != "ordered" and not name.startswith("pandas "):
-        return np.dtype(name)
-    import pandas
-
-    if name == "ordered":
-        return pandas.CategoricalDtype(ordered=True)
-    return pandas.api.types.pandas_dtype(name.removeprefix("pandas "))
-
-
-def _is_frame(data: TableData) -> bool:
-    return hasattr(data, "columns") and hasattr(data, "to_numpy") and hasattr(data, "iloc")
+        return data if self.container == "dict" else frames.make_frame(self.container, data)
 
 
 def _names(data: TableData) -> list[str]:
-    if not _is_frame(data) and not isinstance(data, Mapping):
+    if frames.container_of(data) is not None:
+        names = frames.names_of(data)
+    elif isinstance(data, Mapping):
+        names = list(data)
+    else:
         raise TypeError(
-            f"data must be a pandas DataFrame or a dict of arrays, got {type(data).__name__}."
+            "data must be a DataFrame of pandas, polars or Arrow, or a dict of arrays, got "
+            f"{check.shown(data)}."
         )
-    # A DataFrame iterates over its columns.
-    names = list(data)
     if twice := [place for place, name in enumerate(names, 1) if names.count(name) > 1]:
         raise ValueError(f"data has columns of the same name, at positions {twice}: rename them.")
     return names
 
 
-def _plain(name: str, values: np.ndarray) -> np.ndarray:
+def _array(name: str, values: frames.Native) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError(f"column {name!r} is a masked array: use NaN or None for missing values.")
-    is_extension = hasattr(values, "dtype") and not isinstance(values.dtype, np.dtype)
-    array = np.asarray(values, object) if is_extension else np.asarray(values)
+    series = frames.as_series(values)
+    array = np.asarray(values) if series is None else frames.values_of(name, series)
     if array.ndim != 1:
         raise ValueError(
             f"column {name!r} has shape {list(array.shape)}: it must have one dimension."
@@ -257,57 +265,132 @@ def _plain(name: str, values: np.ndarray) -> np.ndarray:
     return array
 
 
-def _check_dtype(name: str, dtype: np.dtype, column: Column) -> None:
-    if hasattr(dtype, "categories") and not isinstance(column, Categorical):
+_ADVICE = {
+    "i": "describe it as Integer",
+    "u": "describe it as Integer",
+    "f": "describe it as Continuous",
+    "b": "describe it as Binary",
+    "M": "describe it as Date",
+    "decimal": "cast it to float64",
+}
+
+
+def _check_kind(
+    name: str, container: str, dtype: frames.Native, example: frames.Native, column: Column
+) -> None:
+    """Checks that a dtype is of a kind that a description allows."""
+    if example is None:
+        kind, text = dtype.kind, check.dtype_name(dtype)
+    else:
+        kind, text = frames.kind_of(example), frames.shown(example)
+        frames.check_readable(name, example)
+        if not frames.is_common(container, dtype):
+            raise ValueError(
+                f"column {name!r} has dtype {text}, which synthetic tables do not have: convert "
+                "it to a common one."
+            )
+    if kind == "category" and not isinstance(column, Categorical):
         # The categories come from the records: samples of this dtype would reveal them.
         raise ValueError(
             f"column {name!r} has dtype category, whose categories may come from the records: use "
             "numbers or Categorical."
         )
-    if getattr(dtype, "tz", None) is not None:
-        raise ValueError(f"column {name!r} has a time zone: drop it, dt.tz_localize(None).")
-    if not isinstance(dtype, np.dtype) or dtype.kind == "O":
+    if kind == "O" or (
+        isinstance(column, Categorical) and kind in ("category", "decimal", "other")
+    ):
         return
-    if dtype.kind not in column.kinds:
-        other = {"i": "Integer", "u": "Integer", "M": "Date"}.get(dtype.kind, "Categorical")
-        raise ValueError(
-            f"column {name!r} has dtype {check.dtype_name(dtype)}, but is described as "
-            f"{type(column).__name__}: describe it as {other}."
-        )
-    if column.missing and dtype.kind not in "fM":
-        raise ValueError(
-            f"column {name!r}: its dtype {dtype} cannot hold missing values: convert it to float64."
-        )
-    for value in _values_to_hold(dtype, column):
-        try:
-            with np.errstate(all="ignore"):
-                fits = bool(np.array(value).astype(dtype) == value)
-        except (OverflowError, TypeError, ValueError):
-            fits = False
-        if not fits:
+    if kind == "decimal" and isinstance(column, Integer) and not isinstance(column, Date):
+        return
+    if kind in column.kinds:
+        return
+    advice = _ADVICE.get(kind, "describe it as Categorical")
+    if isinstance(column, Date):
+        advice = "convert it to dates, for pandas by pandas.to_datetime(column, format=...)"
+    raise ValueError(
+        f"column {name!r} has dtype {text}, but is described as {type(column).__name__}: {advice}."
+    )
+
+
+def _check_values(name: str, container: str, dtype: frames.Native, column: Column) -> None:
+    """Checks that a dtype holds what a description allows, by building and reading it.
+
+    Raises:
+      ValueError: A value or a missing one does not come back.
+    """
+    if _comes_back(name, container, dtype, column, _values_to_hold(column), column.missing):
+        return
+    text = check.dtype_name(dtype) if isinstance(dtype, np.dtype) else _text(container, dtype)
+    for value in _values_to_hold(column):
+        if not _comes_back(name, container, dtype, column, [value], False):
+            shown = column.as_text(value) if isinstance(column, Date) else repr(value)
             raise ValueError(
-                f"column {name!r} may have {value!r}, which does not fit its dtype {dtype}: "
-                "convert it."
+                f"column {name!r} may have {shown}, which does not fit its dtype {text}: convert "
+                "it to a wider one."
             )
+    raise ValueError(
+        f"column {name!r}: its dtype {text} cannot hold missing values: convert it to "
+        f"{'object' if isinstance(column, Categorical) else 'float64'}, or fill them."
+    )
 
 
-def _values_to_hold(dtype: np.dtype, column: Column) -> Sequence[Hashable]:
+def _text(container: str, dtype: frames.Native) -> str:
+    return frames.shown(frames.example(container, dtype))
+
+
+def _values_to_hold(column: Column) -> Sequence[frames.Native]:
     """Returns the values that a dtype must hold to hold all that a description allows."""
-    if isinstance(column, Integer) and dtype.kind != "M":
-        return int(column.lower), int(column.upper)
-    if isinstance(column, Categorical) and dtype.kind not in "US":
-        return column.categories
-    return ()
+    if isinstance(column, Integer):
+        # A dtype of days holds the ends of hours alone.
+        return int(column.lower), int(column.lower) + 1, int(column.upper)
+    if isinstance(column, Numeric):
+        width = column.upper - column.lower
+        return column.lower, column.lower + width / math.e, column.upper
+    return column.categories if isinstance(column, Categorical) else (False, True)
 
 
-def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.ndarray) -> np.ndarray:
+def _comes_back(
+    name: str,
+    container: str,
+    dtype: frames.Native,
+    column: Column,
+    values: Sequence[frames.Native],
+    missing: bool,
+) -> bool:
+    """Returns whether values, and a missing one if it is allowed, are the same when read again."""
+    absent = np.array([False] * len(values) + [True] * missing)
+    listed = np.empty(len(absent), object)
+    listed[:] = [*values, *values[:1]] if missing else list(values)
+    drawn = listed if isinstance(column, Categorical) else np.array(listed.tolist())
+    if isinstance(column, Date):
+        drawn = drawn.astype(f"datetime64[{column.unit}]")
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            # A conversion that warns is compared like all others.
+            warnings.simplefilter("ignore")
+            restored = _restore(container, dtype, column, drawn, absent)
+            if container != "dict":
+                restored = frames.columns_of(frames.make_frame(container, {name: restored}))[name]
+            back = _array(name, restored)
+            if not np.array_equal(is_missing(back), absent):
+                return False
+            there = back[~absent]
+            if not isinstance(column, Numeric):
+                same = column.levels_of(name, there) == column.levels_of(name, drawn[~absent])
+                return bool(np.all(same))
+            error = np.abs(column.numbers_of(name, there) - np.array(values, np.float64))
+            allowed = 0.0 if column.step else (column.upper - column.lower) / 100.0
+            return bool(np.all(error <= allowed))
+    except Exception:
+        # Libraries raise errors of their own for values that a dtype does not hold.
+        return False
+
+
+def _restore(
+    container: str, dtype: frames.Native, column: Column, values: np.ndarray, absent: np.ndarray
+) -> frames.Native:
+    """Returns a column of a dtype with these values."""
     if not isinstance(dtype, np.dtype):
-        import pandas
-
-        if isinstance(dtype, pandas.CategoricalDtype) and isinstance(column, Categorical):
-            # The public categories: the dtype would reveal the data's own.
-            dtype = pandas.CategoricalDtype(list(column.categories), ordered=dtype.ordered)
-        return pandas.array(_objects(column, values, absent), dtype=dtype)
+        return _restore_extension(container, dtype, column, values, absent)
     if dtype.kind == "O":
         return _objects(column, values, absent)
     if dtype.kind in "US":
@@ -318,17 +401,37 @@ def _restore(column: Column, dtype: np.dtype, values: np.ndarray, absent: np.nda
         array[absent] = np.datetime64("NaT")
     if dtype.kind == "f":
         if isinstance(column, Numeric):
-            array = np.clip(array, *_bounds(column, dtype))
+            array = np.clip(array, *_bounds(column, dtype.type))
         array[absent] = np.nan
     return array
 
 
-def _bounds(column: Numeric, dtype: np.dtype) -> tuple[np.floating, np.floating]:
-    """Returns the smallest and the largest number of a float dtype within a column's bounds."""
-    low, high = dtype.type(column.lower), dtype.type(column.upper)
+def _restore_extension(
+    container: str, dtype: frames.Native, column: Column, values: np.ndarray, absent: np.ndarray
+) -> frames.Native:
+    if isinstance(column, Categorical):
+        # The public categories: the dtype would reveal the data's own.
+        dtype = frames.of_categories(container, dtype, list(column.categories))
+    example = frames.example(container, dtype)
+    kind = frames.kind_of(example)
+    if isinstance(column, Date) and kind == "M":
+        dates = values.copy()
+        dates[absent] = np.datetime64("NaT")
+        return frames.make_column(container, dtype, dates)
+    if kind == "f" and isinstance(column, Numeric):
+        number = frames.float_type(example)
+        values = np.clip(values.astype(number), *_bounds(column, number))
+    if isinstance(column, Binary) and kind != "b":
+        values = values.astype(np.int64)
+    return frames.make_column(container, dtype, _objects(column, values, absent).tolist())
+
+
+def _bounds(column: Numeric, number: type[np.floating]) -> tuple[np.floating, np.floating]:
+    """Returns the smallest and the largest number of a float type within a column's bounds."""
+    low, high = number(column.lower), number(column.upper)
     # Rounding to the dtype can exceed the bounds.
-    low = np.nextafter(low, dtype.type(np.inf)) if float(low) < column.lower else low
-    high = np.nextafter(high, dtype.type(-np.inf)) if float(high) > column.upper else high
+    low = np.nextafter(low, number(np.inf)) if float(low) < column.lower else low
+    high = np.nextafter(high, number(-np.inf)) if float(high) > column.upper else high
     return low, high
 
 

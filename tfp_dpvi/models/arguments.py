@@ -118,6 +118,7 @@ def make_data(
             "out."
         )
     x, y = by_column("x", x), by_column("y", y)
+    sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     records = (
@@ -188,9 +189,11 @@ def in_batches(
       batch_size: The number of rows of a batch, by default 1024.
       dtype: The float type that records are cast to.
     """
-    if is_batches(x) or not wants_stream((x, y), None):
+    if is_batches(x):
         return None
     x, y = by_column("x", x), by_column("y", y)
+    if not wants_stream((x, y), None):
+        return None
     return RowBatches(RecordSource(x, y, sample_weight, dtype), batch_size or 1024)
 
 

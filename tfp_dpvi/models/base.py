@@ -499,11 +499,11 @@ class DPModel(Model):
         """Trains on private records. Draws Poisson batches itself and spends privacy budget.
 
         Args:
-          x: array of shape [N, ...], dict or tuple of arrays, or DataFrame (a dict of its columns);
-            memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask, tensorstore, xarray), or
-            sources with a length and `source[indices]` for increasing int64 indices; or a
-            `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight), with `num_records`,
-            `steps_per_epoch` and a declared `sampling`.
+          x: array of shape [N, ...], dict or tuple of arrays, or a frame of pandas, polars or Arrow
+            (a dict of its columns); memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask,
+            tensorstore, xarray), or sources with a length and `source[indices]` for increasing
+            int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight),
+            with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with
             probability B / num_records. `batch_size >= num_records` uses full batches, without
@@ -725,8 +725,9 @@ class DPModel(Model):
         if batches is not None:
             x, y = batches, None
             batch_size = sample_weight = None
-        elif self._fitted_to(dict):
-            x = by_column("x", x)
+        elif not arguments.is_batches(x):
+            y, sample_weight = by_column("y", y), by_column("sample_weight", sample_weight)
+            x = by_column("x", x) if self._fitted_to(dict) else x
         with evaluation.a_batch_an_execution(self), _tf.without_values("evaluate failed"):
             return super().evaluate(x, y, batch_size, verbose, sample_weight, steps, **kwargs)
 

@@ -618,7 +618,9 @@ class DPVI(base.DPModel):
         num_draws: int = 1000,
         seed: int = 0,
     ) -> inference_data.InferenceData:
-        """Returns the posterior as ArviZ's `InferenceData` (extra `arviz`).
+        """Returns the posterior for ArviZ (extra `arviz`).
+
+        It is an `InferenceData`, or of ArviZ 1 an `xarray.DataTree`.
 
         It serves summaries, plots and model comparison. Its groups are posterior, prior,
         posterior_predictive and prior_predictive (for `x_public`, or whole records); with public

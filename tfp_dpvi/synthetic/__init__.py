@@ -16,6 +16,7 @@ from tfp_dpvi.synthetic.mixture import (
     starting_point,
 )
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
+from tfp_dpvi.synthetic.planning import TablePlan
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
 from tfp_dpvi.synthetic.synthesizer import Synthesizer
 
@@ -36,6 +37,7 @@ __all__ = [
     "Segments",
     "Synthesizer",
     "TableMixture",
+    "TablePlan",
     "group",
     "histograms",
     "make_likelihood",

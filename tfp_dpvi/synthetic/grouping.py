@@ -15,8 +15,17 @@ import numpy as np
 
 from tfp_dpvi.data.columns import MISSING, Categorical, Column, Numeric
 from tfp_dpvi.data.schema import Schema
+from tfp_dpvi.synthetic import tails
 
 _BRANCHES = 16
+
+# Levels, at most, that divide wide ends into parts of falling mass, one for each five levels; an
+# end is wide if it is so many times as wide as most levels.
+_TAIL_LEVELS = 3
+_WIDE = 4.0
+
+# Records, in number, of which most of a column's variance may come.
+_FEW_RECORDS = 100.0
 
 # Counts, in standard deviations of the noise: from the first, a node's children are examined; from
 # the second, if the node holds 0, a bound or a declared spike, where heaps are likely; and from the
@@ -53,12 +62,16 @@ class Grouped(Column):
       of: The user's description.
       groups: The group of each of these levels.
       shares: The probability of each of these levels within its group, for samples.
+      ends: The distributions at the ends of a column of numbers.
+      few: Whether most of its variance comes from about a hundred records.
     """
 
     column: Column
     of: Column
     groups: tuple[int, ...]
     shares: tuple[float, ...]
+    ends: tuple[tails.Tail, ...] = ()
+    few: bool = False
 
     @property
     def num_levels(self) -> int:
@@ -108,7 +121,119 @@ class Grouped(Column):
         places = np.searchsorted(ends, levels + generator.random(len(levels)), side="right")
         first = np.searchsorted(groups[order], levels, side="left")
         last = np.searchsorted(groups[order], levels, side="right") - 1
-        return self.column.values(order[np.clip(places, first, last)], generator)
+        cells = order[np.clip(places, first, last)]
+        drawn = self.column.values(cells, generator)
+        if not isinstance(self.column, Numeric):
+            return drawn
+        low, high = self.limits
+        for end in self.ends:
+            inside = low >= end.threshold if end.is_upper else high <= end.threshold
+            rows = np.flatnonzero(inside[levels] & ~np.isin(cells, end.heaps))
+            place = int(generator.integers(len(end.draws)))
+            begins, stops = low[levels[rows]], high[levels[rows]]
+            numbers = end.values(begins, stops, generator.random(len(rows)), place)
+            step = self.column.step
+            if step:
+                numbers = np.clip(np.floor(numbers), begins, stops - step).astype(np.int64)
+            else:
+                below = np.where(stops < self.column.upper, np.nextafter(stops, begins), stops)
+                numbers = np.minimum(numbers, below)
+            drawn[rows] = numbers.astype(drawn.dtype)
+        return drawn
+
+    @property
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper edges of the groups of a column of numbers, float64 [groups] each."""
+        assert isinstance(self.column, Numeric)
+        edges = self.column.edges
+        first = np.searchsorted(np.array(self.groups), np.arange(self.num_levels))
+        starts = edges[:-1][first]
+        return starts, np.append(starts[1:], edges[-1])
+
+
+def with_ends(
+    column: Grouped, counts: np.ndarray, coarse: float, fine: float, generator: np.random.Generator
+) -> Grouped:
+    """Returns a column of numbers with distributions at its ends: post-processing.
+
+    Args:
+      column: The column.
+      counts: Released counts of its levels, float64 [levels].
+      coarse: The standard deviation of the noise of the histograms that chose the levels.
+      fine: That of the counts.
+      generator: The source of posterior draws.
+    """
+    low, high = column.limits
+    assert isinstance(column.column, Numeric)
+    single = np.array([column.column.next_after(float(a)) for a in low]) >= high
+    ends = []
+    for is_upper in (False, True):
+        order = np.arange(column.num_levels) if is_upper else np.arange(column.num_levels)[::-1]
+        num = tails.outermost(counts[order], single[order])
+        if num:
+            levels = np.sort(order[-num:])
+            ends += _end(column, levels, is_upper, counts, coarse, fine, generator)
+    fitted = dataclasses.replace(column, ends=tuple(ends))
+    return dataclasses.replace(fitted, few=_depends_on_few(fitted, counts, generator))
+
+
+def _end(
+    column: Grouped,
+    levels: np.ndarray,
+    is_upper: bool,
+    counts: np.ndarray,
+    coarse: float,
+    fine: float,
+    generator: np.random.Generator,
+) -> list[tails.Tail]:
+    """Returns the distribution of an end, if one is near the counts and most is no heap."""
+    low, high = column.limits
+    assert isinstance(column.column, Numeric)
+    edges = column.column.edges
+    cells = np.flatnonzero(np.isin(np.array(column.groups), levels))
+    owners = np.array(column.groups)[cells]
+    masses = np.array(column.shares)[cells] * np.maximum(counts[owners], 0.0)
+    threshold = float(low[levels[0]] if is_upper else high[levels[-1]])
+    end = tails.Tail(is_upper, threshold, ())
+    described = column.description
+    assert isinstance(described, Numeric)
+    likely = np.isin(edges[cells], np.array(described.special))
+    likely &= np.array([column.column.next_after(edges[c]) >= edges[c + 1] for c in cells])
+    heap = np.zeros(len(cells), bool)
+    for _ in range(2):
+        without = counts[levels] - np.array([masses[heap & (owners == k)].sum() for k in levels])
+        outward = np.arange(len(levels)) if is_upper else np.arange(len(levels))[::-1]
+        bounds = np.append(low[levels], high[levels[-1]])
+        excesses = np.sort(end.excesses(bounds))
+        variances = (
+            fine**2
+            + np.maximum(without, 1.0)
+            + coarse**2 * np.array([np.any(heap & (owners == k)) for k in levels])
+        )
+        if without.sum() < 4.0 * fine:
+            return []
+        draws = tails.fit(excesses, without[outward], variances[outward], generator)
+        if draws is None:
+            return []
+        shape, scale = np.median(np.array(draws), axis=0)
+        reached = tails.survival(np.maximum(end.excesses(edges), 0.0), shape, scale)
+        total = float(without.sum()) / max(1.0 - reached[-1 if is_upper else 0], 1e-9)
+        expected = total * np.abs(reached[cells] - reached[cells + 1])
+        heap = masses - expected > np.where(likely, _LIKELY, _SPLIT) * coarse
+        end = dataclasses.replace(end, draws=tuple(draws), heaps=tuple(map(int, cells[heap])))
+    return [end]
+
+
+def _depends_on_few(column: Grouped, counts: np.ndarray, generator: np.random.Generator) -> bool:
+    masses = np.maximum(counts, 0.0)
+    num = masses.sum()
+    if not column.ends or num < 10.0 * _FEW_RECORDS:
+        return False
+    levels = generator.choice(len(masses), 50_000, p=masses / num)
+    drawn = column.values(levels, generator).astype(np.float64)
+    squares = np.sort((drawn - drawn.mean()) ** 2)
+    top = max(int(len(drawn) * _FEW_RECORDS / num), 1)
+    return bool(squares[-top:].sum() > 0.5 * squares.sum())
 
 
 def grouped_codes(schema: Schema, codes: np.ndarray) -> np.ndarray:
@@ -295,8 +420,18 @@ def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell
     while len(pieces) < levels:
         divisible = [place for place, piece in enumerate(pieces) if piece[-1][1] - piece[0][0] > 1]
         largest = max(divisible, key=lambda place: _size(pieces[place]))
+        if levels - len(pieces) <= min(_TAIL_LEVELS, levels // 5):
+            largest = _wide_end(pieces, divisible, largest)
         pieces[largest : largest + 1] = _halves(pieces[largest])
     return [cell for piece in pieces for cell in piece], np.cumsum([len(piece) for piece in pieces])
+
+
+def _wide_end(pieces: list[list[Cell]], divisible: list[int], otherwise: int) -> int:
+    """Returns the place of the wider end, if it is much wider than most levels."""
+    widths = [piece[-1][1] - piece[0][0] for piece in pieces]
+    ends = [place for place in (0, len(pieces) - 1) if place in divisible]
+    widest = max(ends, key=lambda place: widths[place], default=otherwise)
+    return widest if widths[widest] > _WIDE * float(np.median(widths)) else otherwise
 
 
 def _size(piece: list[Cell]) -> tuple[float, int]:

@@ -241,9 +241,16 @@ class TableModel(DPModel):
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
-        return (
+        few = [name for name, column in self.schema.columns.items() if getattr(column, "few", 0)]
+        caveat = (
             "the posterior includes the noise, but assumes independent parameters (mean field) and "
-            "independent counts: for many columns its intervals are too narrow.",
+            "independent counts: for many columns its intervals are too narrow."
+        )
+        if not few:
+            return (caveat,)
+        return caveat, (
+            f"the standard deviation of {', '.join(map(repr, few))} is that of a few records: "
+            "about a hundred of them have most of the variance, which noisy counts do not tell."
         )
 
     def distribution_at(self, params: Structure, x: Structure | None = None) -> tfd.Distribution:

@@ -17,18 +17,20 @@ from dp_accounting import NeighboringRelation
 from tfp_dpvi import _deprecation, _random, surrogates
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
+from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.schema import Layout, Schema, TableData
 from tfp_dpvi.models.saving import load_model
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
-from tfp_dpvi.synthetic import grouping, mixture
+from tfp_dpvi.privacy.plan import plan_counts
+from tfp_dpvi.synthetic import grouping, mixture, planning
 from tfp_dpvi.synthetic.mixture import Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
 from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 
-# Fraction of the budget for the histograms that choose levels.
-_SHARE = 0.1
+# The largest epsilon that `plan` proposes.
+_LARGEST_EPSILON = 100.0
 
 
 @dataclasses.dataclass
@@ -104,10 +106,7 @@ class Synthesizer:
         if not isinstance(schema, Schema):
             raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
         num = check.count("num_components", num_components, 1)
-        # The same number of levels as after a fit, but independent of records.
-        nothing = np.zeros(0, np.int32)
-        empty = {name: grouping.histograms(schema.columns[name], nothing) for name in schema.open}
-        coded = _grouped(schema, empty, 0.0)
+        coded = _uninformed(schema)
         start = mixture.starting_point(coded, num, target=target, seed=seed)
         make_prior = functools.partial(mixture.make_prior, coded, num, concentration=concentration)
         surrogate = surrogates.mean_field(make_prior(), initial_loc=start, initial_scale=0.05)
@@ -122,6 +121,61 @@ class Synthesizer:
         """The old name of `schema`."""
         _deprecation.warn("Synthesizer.table", "Synthesizer.schema")
         return self.schema
+
+    @staticmethod
+    def plan(
+        schema: Schema,
+        num_records: int,
+        epsilon: float,
+        delta: float | None = None,
+        *,
+        target: str | None = None,
+    ) -> planning.TablePlan:
+        """Returns what a fit would release, beside its noise: without data, at no cost.
+
+        Args:
+          schema: The public description of the columns.
+          num_records: The public number of records.
+          epsilon: The budget of the fit.
+          delta: The delta of the budget, by default the smaller of 1e-5 and 0.1 / num_records.
+          target: As in `Synthesizer`.
+
+        Returns:
+          The expected records of each level, the noise, the columns that drown, and what to change.
+
+        Raises:
+          TypeError: `schema` is no `Schema`.
+          ValueError: A number is out of range, or `target` is no column.
+        """
+        if not isinstance(schema, Schema):
+            raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
+        num = check.count("num_records", num_records, 1)
+        epsilon = check.epsilon(epsilon)
+        delta = min(1e-5, 0.1 / num) if delta is None else check.delta(delta)
+        if target is not None and target not in schema.columns:
+            raise ValueError(f"target={check.shown(target)} is no column of the schema.")
+        place = None if target is None else schema.names.index(target)
+        pairs = Pairs(Segments.of(_uninformed(schema)), place)
+        listed = planning.releases_of(schema, pairs)
+        levels = dict(zip(schema.names, pairs.sizes, strict=True))
+
+        def at(budget: float) -> planning.TablePlan:
+            plan = plan_counts(listed, epsilon=budget, delta=delta, num_records=num)[-1]
+            return planning.TablePlan(num, levels, plan.deviation, budget, delta)
+
+        plan = at(epsilon)
+        low, high = epsilon, epsilon
+        while plan.drowned and high < _LARGEST_EPSILON and at(high).drowned:
+            low, high = high, min(2.0 * high, _LARGEST_EPSILON)
+        if not plan.drowned or at(high).drowned:
+            return plan
+        while high > 1.05 * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if at(middle).drowned else (low, middle)
+        # Rounded up to two digits.
+        digits = 1 - math.floor(math.log10(high))
+        enough = math.ceil(high * 10.0**digits) / 10.0**digits
+        return dataclasses.replace(plan, sufficient_epsilon=enough)
 
     def fit(
         self,
@@ -163,9 +217,12 @@ class Synthesizer:
         steps = check.count("steps", steps, 1)
         declared = num_records is not None
         ledger = model.privacy_ledger if ledger is None else ledger
+        for warning in planning.check_dates(self.schema):
+            warnings.warn(warning, stacklevel=2)
+        self.schema.check_names(data)
+        layout = Layout.of(data, self.schema)
         # The only time that records are encoded: all that is counted follows from finest levels.
         codes = self.schema.finest.encode(data)
-        layout = Layout.of(data, self.schema)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         public = (
             self.target,
@@ -211,28 +268,29 @@ class Synthesizer:
         names, model = self.schema.names, self.model
         target = None if self.target is None else names.index(self.target)
         pairs = Pairs(Segments.of(model.schema), target)
-        first = self._histograms()
-        purpose = (
-            f"counts of levels of {len(names)} columns and of their pairs"
-            if len(names) > 1
-            else "counts of 1 column"
-        )
         if not self._paid.released:
-            second = (purpose, pairs.norm, 1.0 - _SHARE * len(first))
-            self._paid.plans = releases.plans([*first, second], num)
+            listed = planning.releases_of(self.schema, pairs)
+            self._paid.plans = releases.plans(listed, num)
         plan = self._paid.plans[-1]
+        expected = planning.TablePlan(
+            num, dict(zip(names, pairs.sizes, strict=True)), plan.deviation
+        )
+        if expected.warning:
+            warnings.warn(expected.warning, stacklevel=3)
         schema = self._with_levels(codes, releases)
         counts = pairs.counts(grouping.grouped_codes(schema, codes))
         noisy = NoisyPairs.of(
-            pairs, self._release(releases, counts, len(first)), plan.deviation, num
+            pairs, self._release(releases, counts, len(self._paid.plans) - 1), plan.deviation, num
         )
+        schema = self._with_ends(schema, noisy)
         model.learn(noisy, plan, steps=steps, declared=declared)
         for place, (name, column) in enumerate(schema.columns.items()):
-            if (bounds := grouping.crowded(column, noisy.column(place))) is not None:
+            bounds = grouping.crowded(column, noisy.column(place))
+            if bounds is not None and name not in expected.drowned:
                 warnings.warn(
                     f"column {name!r}: most records lie in one bin, from {bounds[0]:g} to "
                     f"{bounds[1]:g}, and differences within it are lost: narrow its bounds by "
-                    "public knowledge, or pass spikes= or inner edges as bins=.",
+                    "public knowledge, or pass scale='log', spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
         return schema
@@ -243,15 +301,6 @@ class Synthesizer:
         if number == len(released):
             released.append(releases.release(counts, plans[number], number))
         return released[number]
-
-    def _histograms(self) -> list[tuple[str, float, float]]:
-        """Returns purpose, norm and budget share of the histograms that choose levels, if any."""
-        columns = [self.schema.columns[name] for name in self.schema.open]
-        if not columns:
-            return []
-        norm = math.sqrt(sum(grouping.depths(column) for column in columns))
-        named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-        return [(f"histograms of {named}, by which levels are chosen", norm, _SHARE)]
 
     def _with_levels(self, codes: np.ndarray, releases: CountReleases) -> Schema:
         """Releases the histograms, if any, and returns the schema with the chosen levels."""
@@ -268,6 +317,17 @@ class Synthesizer:
         pieces = iter(np.split(noisy, np.cumsum([len(part) for part in parts])[:-1]))
         released = {name: [next(pieces) for _ in tree] for name, tree in counts.items()}
         return _grouped(schema, released, self._paid.plans[0].deviation)
+
+    def _with_ends(self, schema: Schema, released: NoisyPairs) -> Schema:
+        """Returns the schema with distributions at the ends of its columns of numbers."""
+        generator = np.random.default_rng(self.model.seed)
+        columns = dict(schema.columns)
+        for place, (name, column) in enumerate(schema.columns.items()):
+            if isinstance(column, grouping.Grouped) and isinstance(column.column, Numeric):
+                counts = released.column(place)[: column.num_levels]
+                coarse, fine = self._paid.plans[0].deviation, self._paid.plans[-1].deviation
+                columns[name] = grouping.with_ends(column, counts, coarse, fine, generator)
+        return Schema(columns)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
         """Returns one synthetic table from one posterior draw.
@@ -346,6 +406,13 @@ class Synthesizer:
                 "delta=1e-5)."
             )
         return layout, num
+
+
+def _uninformed(schema: Schema) -> Schema:
+    """Returns the schema with as many levels as after a fit, independent of records."""
+    nothing = np.zeros(0, np.int32)
+    empty = {name: grouping.histograms(schema.columns[name], nothing) for name in schema.open}
+    return _grouped(schema, empty, 0.0)
 
 
 def _grouped(schema: Schema, counts: dict[str, list[np.ndarray]], deviation: float) -> Schema:

@@ -1,0 +1,256 @@
+"""The ends of columns of numbers, and what noise leaves of a table, known without data."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import scipy.stats
+
+import tfp_dpvi as dpvi
+from tfp_dpvi import serialization
+from tfp_dpvi.synthetic import (
+    Binary,
+    Continuous,
+    Date,
+    Integer,
+    Schema,
+    Synthesizer,
+    TablePlan,
+    group,
+    histograms,
+)
+from tfp_dpvi.synthetic.grouping import with_ends
+from tfp_dpvi.synthetic.tails import Tail, inverse_survival, survival
+
+# Of two columns at N 20,000 and epsilon 1: of the histograms, and of the counts of pairs.
+COARSE, FINE = 33.4, 6.8
+
+
+def released(column, numbers, generator):
+    """The column as a fit chooses it, and its noisy counts."""
+    levels = column.fine.encode("x", numbers)
+    tree = [part + COARSE * generator.normal(size=len(part)) for part in histograms(column, levels)]
+    chosen = group(column, tree, COARSE)
+    counts = np.bincount(chosen.from_finest(levels), minlength=chosen.num_levels)
+    counts = counts + FINE * generator.normal(size=len(counts))
+    return with_ends(chosen, counts, COARSE, FINE, generator), counts
+
+
+def drawn(column, counts, generator, num=100_000, tables=20):
+    shares = np.maximum(counts, 0.0) / np.maximum(counts, 0.0).sum()
+    codes = [generator.choice(len(shares), num // tables, p=shares) for _ in range(tables)]
+    return np.concatenate([column.values(part, generator) for part in codes]).astype(float)
+
+
+def test_the_distribution_is_scipys():
+    excess = np.linspace(0.0, 3.0, 7)
+    for shape in (-0.3, 0.0, 0.4):
+        expected = scipy.stats.genpareto.sf(excess, shape, scale=2.0)
+        np.testing.assert_allclose(survival(excess, shape, 2.0), expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            inverse_survival(survival(excess, shape, 2.0), shape, 2.0), excess, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("is_upper", [True, False])
+def test_draws_stay_within_their_levels(is_upper):
+    tail = Tail(is_upper, 5.0, ((0.5, 1.0), (-1.0, 2.0)))
+    low, high = (np.array([5.0, 6.0]), np.array([6.0, 90.0]))
+    if not is_upper:
+        low, high = 10.0 - high, 10.0 - low
+    for draw in (0, 1):
+        for uniform in (0.0, 0.5, 1.0):
+            found = tail.values(low, high, np.full(2, uniform), draw)
+            assert np.all((low <= found) & (found <= high))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 1.5, 2.0])
+def test_moments_and_quantiles_of_heavy_tails(sigma):
+    """Medians of 20 data sets. Uniform draws in the widest level give means that are 23 % too large at sigma 1."""
+    generator = np.random.default_rng(random.getrandbits(32))
+    errors, few = [], 0
+    for _ in range(20):
+        numbers = np.minimum(np.exp(generator.normal(6.0, sigma, 20_000)), 1e5)
+        column, counts = released(Continuous(0.0, 1e5), numbers, generator)
+        made = drawn(column, counts, generator)
+        few += column.few
+        statistics = (np.mean, np.std, np.median, lambda part: np.quantile(part, 0.99))
+        errors.append([of(made) / of(numbers) - 1.0 for of in statistics])
+    mean, sd, median, high = np.median(np.abs(errors), axis=0)
+    assert mean < (0.02 if sigma == 1.0 else 0.06)
+    assert sd < (0.1 if sigma == 1.0 else 0.2)
+    assert median < 0.02
+    assert high < (0.04 if sigma == 1.0 else 0.1)
+    if sigma == 1.5:
+        assert few > 10
+
+
+def test_a_log_scale_tells_numbers_apart_that_a_linear_one_does_not():
+    """Bounds of a trillion: every finest bin of a linear scale is wider than all numbers."""
+    generator = np.random.default_rng(random.getrandbits(32))
+    errors = []
+    for _ in range(5):
+        numbers = np.exp(generator.normal(6.0, 1.0, 20_000))
+        column, counts = released(Continuous(0.0, 1e12, scale="log"), numbers, generator)
+        made = drawn(column, counts, generator)
+        errors.append([np.quantile(made, q) / np.quantile(numbers, q) - 1.0 for q in (0.5, 0.95)])
+    median, high = np.median(np.abs(errors), axis=0)
+    assert median < 0.03
+    assert high < 0.06
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Continuous(0.0, 1e5, scale="log"),
+        Continuous(0.01, 1e5, scale="log", bins=7),
+        Integer(0, 10**6, scale="log"),
+        Integer(1, 20, scale="log"),
+    ],
+)
+def test_bins_of_a_log_scale(column):
+    edges = column.edges
+    assert edges[0] == column.lower
+    assert edges[-1] == column.upper + column.step
+    assert np.all(np.diff(edges) > 0)
+    ratios = edges[2:] / edges[1:-1]
+    assert column.step or ratios[-3:].std() < 0.05 * ratios[-3:].mean()
+    fine = column.finest
+    codes = np.arange(fine.num_levels, dtype=np.int32)
+    values = fine.values(codes, np.random.default_rng(0))
+    np.testing.assert_array_equal(fine.encode("x", values), codes)
+    with pytest.raises(ValueError, match="scale='log' needs lower=-1"):
+        Continuous(-1, 1, scale="log")
+    with pytest.raises(ValueError, match="scale="):
+        Continuous(0, 1, scale="lg")
+
+
+def test_light_ends_on_both_sides_heaps_and_top_codes():
+    generator = np.random.default_rng(random.getrandbits(32))
+    numbers = np.clip(generator.normal(0.0, 1.0, 20_000), -20.0, 20.0)
+    column, counts = released(Continuous(-20.0, 20.0), numbers, generator)
+    assert [end.is_upper for end in column.ends] == [False, True]
+    made = drawn(column, counts, generator)
+    assert made.std() == pytest.approx(1.0, abs=0.03)
+    assert not column.few
+    heap = np.where(
+        generator.random(20_000) < 0.02, 5000, generator.exponential(800.0, 20_000) // 1
+    )
+    heap = np.where(generator.random(20_000) < 0.02, 9999, np.minimum(heap, 9998))
+    column, counts = released(Integer(0, 9999), heap, generator)
+    made = drawn(column, counts, generator)
+    assert np.mean(made == 9999) == pytest.approx(np.mean(heap == 9999), abs=0.006)
+    assert np.mean((made > 4950) & (made < 5050)) > 0.01
+
+
+@pytest.mark.parametrize("column", [Integer(0, 10**6), Date("1990-01-01", "2020-01-01", unit="s")])
+def test_ends_of_whole_numbers_keep_to_their_levels(column):
+    generator = np.random.default_rng(random.getrandbits(32))
+    steps = np.minimum(np.exp(generator.normal(6.0, 1.5, 20_000)), 1e6).astype(np.int64)
+    numbers = steps + int(column.lower)
+    dates = isinstance(column, Date)
+    chosen, _ = released(column, numbers.astype("M8[s]") if dates else numbers, generator)
+    assert dates or chosen.ends
+    codes = np.repeat(np.arange(chosen.num_levels, dtype=np.int32), 200)
+    np.testing.assert_array_equal(chosen.encode("x", chosen.values(codes, generator)), codes)
+
+
+def test_ends_are_saved_and_old_files_have_none():
+    generator = np.random.default_rng(0)
+    numbers = np.minimum(np.exp(generator.normal(6.0, 1.0, 20_000)), 1e5)
+    column, _ = released(Continuous(0.0, 1e5), numbers, generator)
+    assert column.ends
+    saved = serialization.encode(column, "column")
+    assert serialization.decode(saved) == column
+    for name in ("ends", "few"):
+        del saved["fields"][name]
+    assert serialization.decode(saved).ends == ()
+
+
+def test_the_report_says_whose_sd_is_that_of_a_few_records():
+    generator = np.random.default_rng(0)
+    data = {"cost": np.minimum(np.exp(generator.normal(6.0, 1.6, 20_000)), 1e6)}
+    synthesizer = Synthesizer(Schema({"cost": Continuous(0.0, 1e6)}), 2)
+    synthesizer.fit(data, noise_multiplier=1.0, delta=1e-5, steps=3)
+    assert "standard deviation of 'cost' is that of a few records" in str(
+        synthesizer.privacy_report()
+    )
+
+
+# ---------------------------------------------------------------------- know before you spend
+
+
+NINE = Schema({f"c{number}": Continuous(0.0, 1.0) for number in range(9)})
+
+
+def test_a_plan_says_what_drowns_and_what_works():
+    plan = Synthesizer.plan(NINE, 228, 1.0)
+    assert plan.drowned == NINE.names
+    assert len(plan.drowned_pairs) == 36
+    few = Schema(dict(list(NINE.columns.items())[: plan.most_columns]))
+    assert plan.most_columns >= 1
+    assert not Synthesizer.plan(few, 228, 1.0).drowned
+    coarse = Schema({name: Continuous(0.0, 1.0, bins=plan.most_levels) for name in NINE.names})
+    assert not Synthesizer.plan(coarse, 228, 1.0).drowned
+    assert not Synthesizer.plan(NINE, 228, plan.sufficient_epsilon).drowned
+    assert Synthesizer.plan(NINE, 228, 0.85 * plan.sufficient_epsilon).drowned
+    assert "drowns" in str(plan)
+    plenty = Synthesizer.plan(NINE, 100_000, 1.0)
+    assert plenty.drowned == ()
+    assert plenty.advice == plenty.warning == ""
+
+
+def test_a_plan_has_the_noise_of_the_fit():
+    schema = Schema({"a": Binary(), "b": Integer(0, 99)})
+    plan = Synthesizer.plan(schema, 500, 2.0, 1e-5)
+    data = {"a": np.arange(500) % 2, "b": np.arange(500) % 100}
+    ledger = dpvi.PrivacyLedger()
+    synthesizer = Synthesizer(schema, 1).fit(data, epsilon=2.0, delta=1e-5, ledger=ledger, steps=1)
+    last = synthesizer.privacy_report().releases[-1]
+    assert plan.deviation == pytest.approx(last["noise_multiplier"] * np.sqrt(3.0), rel=0.01)
+
+
+def test_a_fit_of_noise_warns_and_gives_no_advice_on_bounds():
+    generator = np.random.default_rng(0)
+    data = {name: generator.random(228) for name in NINE.names}
+    with pytest.warns(UserWarning, match="the noise drowns 9 of 9") as caught:
+        Synthesizer(NINE, 2).fit(data, epsilon=1.0, delta=1e-5, steps=1)
+    assert len(caught) == 1
+    assert len(str(caught[0].message).splitlines()) == 2
+
+
+def test_dates_as_numbers_and_huge_numbers_are_told():
+    schema = Schema({"day": Integer(20200101, 20241231), "ill": Binary()})
+    data = {"day": np.array([20200101, 20241231] * 50), "ill": np.array([0, 1] * 50)}
+    with pytest.warns(UserWarning, match="look like dates YYYYMMDD"):
+        Synthesizer(schema, 1).fit(data, noise_multiplier=0.1, delta=1e-5, steps=1)
+    with pytest.raises(ValueError, match=r"not below 2\*\*53 .* as Categorical"):
+        Integer(0, 2**53)
+    with pytest.raises(
+        ValueError, match=r"column 'day' has dtype int64, but .* convert it to dates"
+    ):
+        dpvi.data.Layout.of(
+            data, Schema({"day": Date("2020-01-01", "2024-12-31"), "ill": Binary()})
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (({}, 10, 1.0), TypeError, "schema must be"),
+        ((NINE, 0, 1.0), ValueError, "num_records"),
+        ((NINE, 10, -1.0), ValueError, "epsilon"),
+        ((NINE, 10, 1.0, 2.0), ValueError, "delta"),
+    ],
+)
+def test_bad_plans(arguments, error, words):
+    with pytest.raises(error, match=words):
+        Synthesizer.plan(*arguments)
+    with pytest.raises(ValueError, match="target='x'"):
+        Synthesizer.plan(NINE, 10, 1.0, target="x")
+
+
+def test_a_plan_without_noise_has_room_for_all():
+    assert TablePlan(50, {"a": 16}, 0.0).most_levels == 50

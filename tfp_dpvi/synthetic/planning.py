@@ -1,0 +1,186 @@
+"""Plans of tables: the releases of a fit, and how much of them is noise, without data."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+
+from tfp_dpvi.data.columns import Integer
+from tfp_dpvi.data.dates import Date
+from tfp_dpvi.data.schema import Schema
+from tfp_dpvi.synthetic import grouping
+from tfp_dpvi.synthetic.pairs import Pairs
+
+# Fraction of the budget for the histograms that choose levels.
+SHARE = 0.1
+
+# A column drowns if a level expects fewer records than so many standard deviations of the noise.
+_CLEAR = 2.0
+
+# Names that a message lists.
+_MOST_SHOWN = 6
+
+
+def releases_of(schema: Schema, pairs: Pairs) -> list[tuple[str, float, float]]:
+    """Returns purpose, norm and budget share of a fit's releases.
+
+    Args:
+      schema: The user's description.
+      pairs: The counts of the coded columns.
+
+    Returns:
+      Those of the histograms that choose levels, if any, and of the counts of pairs.
+    """
+    columns = [schema.columns[name] for name in schema.open]
+    first = []
+    if columns:
+        norm = math.sqrt(sum(grouping.depths(column) for column in columns))
+        named = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+        first = [(f"histograms of {named}, by which levels are chosen", norm, SHARE)]
+    num = len(schema.names)
+    purpose = f"counts of levels of {num} columns and of their pairs"
+    if num == 1:
+        purpose = "counts of 1 column"
+    return [*first, (purpose, pairs.norm, 1.0 - SHARE * len(first))]
+
+
+@dataclasses.dataclass(frozen=True)
+class TablePlan:
+    """Compares the noise of a fit with the records that its counts expect.
+
+    ```python
+    >>> plan = TablePlan(200, {"age": 16, "smokes": 2}, 7.0, sufficient_epsilon=1.5)
+    >>> plan.drowned, plan.most_levels
+    (('age',), 14)
+    >>> plan.advice
+    'Use at most 1 column of as many levels, or bins=14 or as many categories, or epsilon=1.5.'
+
+    ```
+
+    Attributes:
+      num_records: The public number of records.
+      levels: The number of levels of each column.
+      deviation: The standard deviation of the noise of a count.
+      epsilon: The budget; None if it was not given.
+      delta: The delta of the budget.
+      sufficient_epsilon: An epsilon at which no column drowns; None if it was not sought, or none
+        up to 100 is enough.
+    """
+
+    num_records: int
+    levels: Mapping[str, int]
+    deviation: float
+    epsilon: float | None = None
+    delta: float | None = None
+    sufficient_epsilon: float | None = None
+
+    @property
+    def expected(self) -> dict[str, float]:
+        """The records that an average level of each column expects."""
+        return {name: self.num_records / num for name, num in self.levels.items()}
+
+    @property
+    def drowned(self) -> tuple[str, ...]:
+        """The columns whose levels expect fewer records than two deviations of the noise."""
+        least = _CLEAR * self.deviation
+        return tuple(name for name, expected in self.expected.items() if expected < least)
+
+    @property
+    def drowned_pairs(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of columns whose cells expect fewer records than one deviation of the noise."""
+        return tuple(
+            (one, other)
+            for one, other in itertools.combinations(self.levels, 2)
+            if self.num_records / (self.levels[one] * self.levels[other]) < self.deviation
+        )
+
+    @property
+    def most_levels(self) -> int:
+        """The number of levels up to which a column of this table does not drown."""
+        if self.deviation == 0.0:
+            return self.num_records
+        return int(self.num_records / (_CLEAR * self.deviation))
+
+    @property
+    def most_columns(self) -> int:
+        """The number of columns, with as many levels as these, up to which none drowns."""
+        num = len(self.levels)
+        unit = self.deviation / math.sqrt(num * (num + 1) / 2)
+        least = min(self.expected.values())
+        fits = (k for k in range(num, 0, -1) if least >= _CLEAR * unit * math.sqrt(k * (k + 1) / 2))
+        return next(fits, 0)
+
+    @property
+    def advice(self) -> str:
+        """One sentence on changes with which no column drowns; empty if none does."""
+        if not self.drowned:
+            return ""
+        ways = []
+        if self.most_columns:
+            columns = "1 column" if self.most_columns == 1 else f"{self.most_columns} columns"
+            ways.append(f"at most {columns} of as many levels")
+        if self.most_levels >= 2:
+            ways.append(f"bins={self.most_levels} or as many categories")
+        if self.sufficient_epsilon is not None:
+            ways.append(f"epsilon={self.sufficient_epsilon:g}")
+        return f"Use {', or '.join(ways)}." if ways else "Use more records or a larger epsilon."
+
+    @property
+    def warning(self) -> str:
+        """The warning of `fit`, at most two lines; empty if no column drowns."""
+        if not self.drowned:
+            return ""
+        first = self.drowned[0]
+        return (
+            f"the noise drowns {len(self.drowned)} of {len(self.levels)} columns, "
+            f"{_listed(self.drowned)}: a level of {first!r} expects {self.expected[first]:.3g} "
+            "records, and its count has "
+            f"noise of sd {self.deviation:.3g}.\n{self.advice} Synthesizer.plan says what would "
+            "work, without data."
+        )
+
+    def __str__(self) -> str:
+        """Returns the plan as text."""
+        budget = "" if self.epsilon is None else f", epsilon {self.epsilon:g}, delta {self.delta:g}"
+        lines = [f"{self.num_records} records{budget}: noise of sd {self.deviation:.3g} per count"]
+        for name, expected in self.expected.items():
+            verdict = "drowns" if name in self.drowned else "clear"
+            lines.append(
+                f"  {name}: {self.levels[name]} levels, {expected:.3g} records each: {verdict}"
+            )
+        num = math.comb(len(self.levels), 2)
+        lines.append(
+            f"  {len(self.drowned_pairs)} of {num} pair(s) whose cells expect fewer records than "
+            "the noise, and whose dependence is learned in part."
+        )
+        return "\n".join([*lines, *filter(None, [self.advice])])
+
+
+def check_dates(schema: Schema) -> Iterable[str]:
+    """Yields a warning for each column of whole numbers whose bounds look like dates."""
+    for name, column in schema.columns.items():
+        if not isinstance(column, Integer) or isinstance(column, Date):
+            continue
+        if _is_date(column.lower) and _is_date(column.upper):
+            yield (
+                f"column {name!r} has bounds {column.lower} and {column.upper}, which look like "
+                "dates YYYYMMDD: as Integer, it gets days such as 20209977.\nConvert it to dates, "
+                "for pandas by pandas.to_datetime(column, format='%Y%m%d'), and describe it as "
+                "Date."
+            )
+
+
+def _is_date(number: float) -> bool:
+    with contextlib.suppress(ValueError):
+        date = datetime.datetime.strptime(str(int(number)), "%Y%m%d")
+        return len(str(int(number))) == 8 and 1800 <= date.year <= 2200
+    return False
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    shown = ", ".join(map(repr, names[:_MOST_SHOWN]))
+    return shown + (", ..." if len(names) > _MOST_SHOWN else "")
