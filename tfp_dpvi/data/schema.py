@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from tfp_dpvi import _deprecation
 from tfp_dpvi import _validate as check
+from tfp_dpvi.data import describe
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Integer, Numeric
 
 if TYPE_CHECKING:
@@ -70,6 +72,91 @@ class Schema:
     def finest(self) -> Schema:
         """The schema with the finest levels of each column that is open, and the others as here."""
         return Schema({name: column.finest for name, column in self.columns.items()})
+
+    @classmethod
+    def from_dict(cls, columns: Mapping[str, Any]) -> Schema:
+        """Returns the schema of plain values, as a code book has them.
+
+        ```python
+        >>> from tfp_dpvi.data import Schema
+        >>> schema = Schema.from_dict(
+        ...     {"age": {"type": "integer", "lower": 17, "upper": 90, "unit": "years"}}
+        ... )
+        >>> print(schema)
+        age: 17 to 90 years, typically 53.5 +- 18.25 (from the bounds)
+
+        ```
+
+        Args:
+          columns: Dict from names to dicts with a "type" ("continuous", "integer", "binary",
+            "categorical" or "date") and the arguments of that class.
+
+        Raises:
+          ValueError: A type or an argument is unknown.
+        """
+        return cls(describe.columns_from(columns))
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """Returns the schema of a JSON text, see `from_dict`.
+
+        Args:
+          text: The text, or what `to_json` returned.
+
+        Raises:
+          ValueError: The text is no JSON, or describes no columns.
+        """
+        return cls.from_dict(describe.parsed(text, "JSON"))
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Schema:
+        """Returns the schema of a YAML text, see `from_dict` (package `pyyaml`).
+
+        Args:
+          text: The text.
+
+        Raises:
+          ValueError: The text is no YAML, or describes no columns.
+        """
+        return cls.from_dict(describe.parsed(text, "YAML"))
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns plain values for `from_dict`."""
+        return {name: describe.plain(column) for name, column in self.columns.items()}
+
+    def to_json(self) -> str:
+        """Returns JSON text for `from_json`."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {column.described}" for name, column in self.columns.items())
+
+    def questions(self) -> list[str]:
+        """Returns what a curator must be able to answer before the schema is used.
+
+        Whatever the schema says is as if published: each statement needs a source other than the
+        records.
+        """
+        return [
+            question
+            for name, column in self.columns.items()
+            for question in describe.questions(name, column)
+        ]
+
+    def simulate(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
+        """Returns invented records: public, as they are a function of the schema and the seed.
+
+        Columns are independent. Numbers follow their typical values, categories their shares.
+
+        Args:
+          num: The number of records.
+          seed: The seed.
+
+        Returns:
+          Dict of arrays of shape [num]; no value is missing.
+        """
+        generator = np.random.default_rng(seed)
+        return {name: column.simulate(num, generator) for name, column in self.columns.items()}
 
     def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
