@@ -56,6 +56,7 @@ ORDER = (
     "export",
     "calibrated",
     "models",
+    "regressions",
     "networks",
     "synthetic",
     "audit",

@@ -35,6 +35,7 @@ _NAMED_IN_FILES = tuple(
         "data.columns",
         "data.dates",
         "data.schema",
+        "regressions.families",
     )
 )
 _FIX = (

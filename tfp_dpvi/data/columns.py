@@ -102,11 +102,10 @@ class Column(abc.ABC):
         """
 
     @property
-    @abc.abstractmethod
     def described(self) -> str:
         """What is public about the column, as text for reports."""
+        return f"one of {self.num_levels} levels"
 
-    @abc.abstractmethod
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns invented values, a function of the description alone.
 
@@ -117,6 +116,7 @@ class Column(abc.ABC):
         Returns:
           Array of shape [num]; none is missing.
         """
+        return self.values(generator.integers(self.num_levels, size=num), generator)
 
     def encode(self, name: str, values: np.ndarray) -> np.ndarray:
         """Returns the levels of values.
@@ -302,6 +302,10 @@ class Numeric(Column):
     def to_numbers(self, values: np.ndarray) -> np.ndarray:
         """Returns values of shape [n] as numbers; NumPy's errors are caught by the caller."""
         return values.astype(np.float64)
+
+    def clipped(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns numbers of shape [n], those outside of the bounds moved to them."""
+        return np.clip(numbers, self.lower, self.upper)
 
     def as_text(self, number: float) -> str:
         """Returns a bound as messages show it."""

@@ -198,6 +198,29 @@ class Schema:
             columns[name] = (column.values(np.where(absent, 0, level), generator), absent)
         return layout.restore(self, columns)
 
+    def part(self, names: Sequence[str]) -> Schema:
+        """Returns the schema of some columns.
+
+        Args:
+          names: Their names.
+        """
+        return Schema({name: self.columns[name] for name in names})
+
+    def arrays(self, data: TableData) -> dict[str, np.ndarray]:
+        """Returns the described columns of a data set, which may have others too.
+
+        Args:
+          data: A data set with at least these columns. Values are not checked, see `encode`.
+
+        Returns:
+          Dict of arrays of shape [records].
+
+        Raises:
+          ValueError: A column is absent or of another length.
+        """
+        present = set(_names(data))
+        return self._arrays({name: data[name] for name in self.columns if name in present})
+
     def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
         names = _names(data)
         if absent := [name for name in self.columns if name not in names]:
