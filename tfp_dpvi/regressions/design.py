@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ MOST_LEVELS = 500
 MISSING_LEVEL = "missing"
 
 # Stateful ones take their state from invented records, and no other.
-TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "cc", "poly")
+TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 PLAIN = ("I", "offset")
 # Missing covariates that are invented for the reference.
@@ -162,6 +163,11 @@ class Design:
         for call in _calls(description):
             self._check_call(call, schema)
         for term in description.group_terms:
+            if not term.name.startswith("1|"):
+                raise ValueError(
+                    f"formula has ({term.name}): group effects are intercepts, (1 | g); for slopes "
+                    "of each level use an interaction, x:g."
+                )
             for part in term.factor.components:
                 self._check_categories(str(part.name), schema.columns.get(str(part.name)))
         for name in used:
@@ -175,7 +181,12 @@ class Design:
         name = call.callee
         if name in CATEGORIES:
             column = str(call.args[0]) if call.args else ""
-            self._check_categories(column.strip("`"), schema.columns.get(column.strip("`")))
+            self._check_categories(column, schema.columns.get(column))
+            if isinstance(schema.columns.get(column), Categorical):
+                raise ValueError(
+                    f"formula: write {column} instead of {call}: the schema has its levels, and "
+                    "the first one is the reference."
+                )
             if "levels" in call.kwargs:
                 raise ValueError(f"formula: leave out levels of {name}(): the schema has them.")
         elif name not in (*TRANSFORMS, *PLAIN) and _ufunc(name) is None:
@@ -284,7 +295,7 @@ class Design:
                 self._offsets.append(place)
             elif name != "Intercept":
                 terms[name] = slice(len(labels), len(labels) + place.stop - place.start)
-                labels += term.labels
+                labels += map(_short, term.labels)
                 self._kept += range(place.start, place.stop)
         for name in self._incomplete:
             if not isinstance(self.schema.columns[name], Categorical):
@@ -294,7 +305,7 @@ class Design:
         self.labels, self.terms = tuple(labels), terms
         groups = self._matrices.group
         self.groups = tuple(
-            Group(name, tuple(term.labels))
+            Group(name, tuple(map(_short, term.labels)))
             for name, term in (groups.terms.items() if groups is not None else ())
         )
         if not labels and not self.has_intercept and not self.groups:
@@ -390,6 +401,11 @@ class Design:
 
 
 # ---------------------------------------------------------------------- helpers
+
+
+def _short(label: str) -> str:
+    """Returns a label with whole numbers as such."""
+    return re.sub(r"\[(-?\d+)\.0\]", r"[\1]", label)
 
 
 def _import_formulae() -> Any:
