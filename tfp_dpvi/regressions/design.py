@@ -221,9 +221,11 @@ class Design:
         # Every level and bound is there, so that what formulae learns of them is the schema's.
         ends = {name: _levels(column) for name, column in self.schema.columns.items()}
         num = max(len(levels) for levels in ends.values())
+        self._ends: dict[str, np.ndarray] = {}
         for name, levels in ends.items():
             padded = [levels[place % len(levels)] for place in range(num)]
-            columns[name] = np.concatenate([np.array(padded, object), columns[name]])
+            self._ends[name] = np.array(padded, object)
+            columns[name] = np.concatenate([self._ends[name], columns[name]])
             if name in self._incomplete:
                 absent = generator.random(len(columns[name])) < _SHARE_MISSING
                 absent[:num] = False
@@ -275,7 +277,7 @@ class Design:
         environment = self._formulae.environment.Environment(
             [{"np": _UFUNCS, "numpy": _UFUNCS, **self.constants}]
         )
-        with _errors(self.formula):
+        with _errors(self.formula), np.errstate(all="ignore"):
             return self._formulae.design_matrices(
                 self.formula, frame, na_action="error", env=environment
             )
@@ -313,6 +315,8 @@ class Design:
         self._set_scaling()
 
     def _set_scaling(self) -> None:
+        # Terms that are not finite at a bound are refused here, before records are read.
+        self.rows({name: self._ends[name] for name in self._names or self.schema.names})
         reference = self.rows(self.simulated(NUM_REFERENCE)).common
         deviations = reference.std(axis=0)
         is_dummy = np.isin(reference, (-1.0, 0.0, 1.0)).all(axis=0)
@@ -332,7 +336,7 @@ class Design:
         for name in self._incomplete:
             records[name] = records[name].astype(object)
             records[name][generator.random(num) < _SHARE_MISSING] = None
-        return {name: records[name] for name in self._names}
+        return {name: records[name] for name in self._names or self.schema.names}
 
     def rows(self, data: TableData) -> Rows:
         """Returns the design rows of records, in their order; none is dropped.
@@ -345,7 +349,7 @@ class Design:
             finite, such as the logarithm of 0.
         """
         if not self._names:
-            num = len(next(iter(dict(data).values())))
+            num = len(data[next(iter(getattr(data, "columns", data)))])
             none = np.zeros([num, 0])
             return Rows(none, np.zeros(num), none.astype(np.float32))
         arrays = self.schema.part(self._names).arrays(data)
