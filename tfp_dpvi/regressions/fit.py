@@ -121,8 +121,8 @@ def regression(
         seed=seed,
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
-    x = parts.inputs(design.rows(data))
     y = _outcome_values(design, family, parts.outcome, data)
+    x = parts.inputs(design.rows(data))
     public = parts.inputs(design.rows(design.simulated(_NUM_PUBLIC, _SEED_PUBLIC)))
     model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
     return Regression(design, parts, model)

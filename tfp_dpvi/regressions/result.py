@@ -293,7 +293,7 @@ class Regression:
         report = self.model.privacy_report()
         return (
             f"{self.design.formula}   ({self.parts.family}, {report.num_records} records, "
-            f"epsilon {report.epsilon:.3g}, delta {report.delta:.3g})"
+            f"epsilon {report.epsilon:.2g}, delta {report.delta:.2g})"
         )
 
     def __repr__(self) -> str:
