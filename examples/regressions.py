@@ -46,7 +46,8 @@ class Case:
 
 def statsmodels_table(name: str) -> pd.DataFrame:
     """Returns one of statsmodels' data sets."""
-    path = importlib.resources.files("statsmodels") / f"datasets/{name}/src/{name}.csv"
+    folder = importlib.resources.files("statsmodels") / "datasets" / name
+    path = folder / f"src/{name}.csv" if name == "randhie" else folder / f"{name}.csv"
     with path.open() as file:
         return pd.read_csv(file)
 
@@ -98,14 +99,6 @@ def affairs() -> pd.DataFrame:
     """Fair's survey of 6,366 women."""
     data = statsmodels_table("fair")
     return data.assign(affair=(data["affairs"] > 0).astype(int))
-
-
-def anes() -> pd.DataFrame:
-    """American National Election Study of 1996: 944 voters."""
-    path = importlib.resources.files("statsmodels") / "datasets/anes96/anes96.csv"
-    with path.open() as file:
-        data = pd.read_csv(file, sep=r"\s")
-    return data
 
 
 def diabetes() -> pd.DataFrame:

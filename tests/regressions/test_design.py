@@ -75,7 +75,9 @@ def test_a_row_alone_equals_its_row_in_the_table(formula):
     assert len(together) == NUM
     for row in range(0, NUM, 7):
         alone = {name: values[[row]] for name, values in data.items()}
-        np.testing.assert_allclose(matrix(made.rows(alone))[0], together[row], rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(
+            matrix(made.rows(alone))[0], together[row], rtol=1e-12, atol=1e-13
+        )
     others = {name: values[[5, 5, 8]] for name, values in data.items()}
     np.testing.assert_allclose(matrix(made.rows(others))[2], together[8], rtol=1e-12, atol=1e-13)
 
@@ -128,7 +130,7 @@ def test_missing_values_need_a_rule_and_no_row_is_dropped():
     absent = pd.isna(data["part"])
     np.testing.assert_array_equal(rows[:, 3], absent)
     np.testing.assert_array_equal(rows[absent, 0], 0.5)
-    with pytest.raises(ValueError, match="age.*missing"):
+    with pytest.raises(ValueError, match=r"age.*missing"):
         design("y ~ age").rows({"age": np.array([20.0, np.nan])})
 
 

@@ -191,7 +191,7 @@ class Numeric(Column):
             if values[1] ** 2 < below * above:
                 return values[0], values[1]
         raise ValueError(
-            f"typical={_described(self.typical)} must be a mean between {self.lower!r} and "
+            f"typical={self.typical} must be a mean between {self.lower!r} and "
             f"{self.upper!r}, and a\nstandard deviation that values between these can have."
         )
 

@@ -79,7 +79,7 @@ def parsed(text: str, language: str) -> Any:
     try:
         if language == "JSON":
             return json.loads(text)
-        import yaml
+        import yaml  # type: ignore[import-untyped]
 
         return yaml.safe_load(text)
     except ImportError:

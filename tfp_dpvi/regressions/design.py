@@ -88,6 +88,9 @@ class Design:
     >>> design = Design("visits ~ age + ward", schema)
     >>> design.labels
     ('age', 'ward[B]', 'ward[C]')
+    >>> knots = {"knots": [40.0]}
+    >>> len(Design("visits ~ bs(age, knots=knots)", schema, constants=knots).labels)
+    4
     >>> design.rows({"age": np.array([30.0]), "ward": np.array(["C"], object)}).common.tolist()
     [[30.0, 0.0, 1.0]]
 
@@ -190,9 +193,7 @@ class Design:
             if "levels" in call.kwargs:
                 raise ValueError(f"formula: leave out levels of {name}(): the schema has them.")
         elif name not in (*TRANSFORMS, *PLAIN) and _ufunc(name) is None:
-            raise ValueError(
-                f"formula: {name}() is no function of one record: use {_FUNCTIONS}."
-            )
+            raise ValueError(f"formula: {name}() is no function of one record: use {_FUNCTIONS}.")
 
     def _check_categories(self, name: str, column: Column | None) -> None:
         if isinstance(column, (Categorical, Binary)):
@@ -255,7 +256,7 @@ class Design:
         import pandas
 
         if isinstance(column, Numeric):
-            numbers, strange = converted(column.to_numbers, np.where(absent, None, values))
+            numbers, strange = converted(column.to_numbers, _present(values, absent))
             present = ~absent & ~strange
             if self.outside == "clip":
                 numbers[present] = np.clip(numbers[present], column.lower, column.upper)
@@ -400,11 +401,18 @@ class Design:
 
     @property
     def has_transformed_outcome(self) -> bool:
-        """Whether the outcome is a function of its column."""
+        """True if the outcome is a function of its column."""
         return self._response is not None
 
 
 # ---------------------------------------------------------------------- helpers
+
+
+def _present(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    """Returns values as objects, None where they are missing."""
+    result = values.astype(object)
+    result[absent] = None
+    return result
 
 
 def _short(label: str) -> str:
@@ -470,7 +478,7 @@ def _outcome(description: Any) -> tuple[str, Any]:
 def _calls(description: Any) -> list[Any]:
     """Returns all calls of a formula, also those within others."""
     found = []
-    components = []
+    components: list[Any] = []
     for term in description.common_terms:
         components += getattr(term, "components", [])
     for term in description.group_terms:
@@ -486,9 +494,11 @@ def _calls(description: Any) -> list[Any]:
 
 def _ufunc(name: str) -> np.ufunc | None:
     """Returns NumPy's function of each value by itself that a formula calls, if it is one."""
-    module, _, function = name.partition(".")
-    return getattr(_UFUNCS, function, None) if module in ("np", "numpy") else None
+    parts = name.split(".")
+    return getattr(_UFUNCS, parts[1], None) if len(parts) == 2 and parts[0] in _MODULES else None
 
+
+_MODULES = ("np", "numpy")
 
 _UFUNCS = types.SimpleNamespace(
     **{
@@ -506,7 +516,7 @@ def _levels(column: Column) -> list[Any]:
     if isinstance(column, Integer) and column.upper - column.lower < MOST_LEVELS:
         return list(range(int(column.lower), int(column.upper) + 1))
     if isinstance(column, Date):
-        return [np.datetime64(int(end), column.unit) for end in (column.lower, column.upper)]
+        return [np.datetime64(column.as_text(end)) for end in (column.lower, column.upper)]
     if isinstance(column, Numeric):
         return [column.lower, column.upper]
     return [0, 1]

@@ -29,7 +29,7 @@ COEFFICIENT_SD = 2.5
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How an outcome enters a model.
+    """The way in which an outcome enters a model.
 
     Attributes:
       family: One of `FAMILIES`.
@@ -179,12 +179,12 @@ def make_prior(
         means, deviations = np.tile(np.array(coefficients, np.float32), [blocks, 1]).T
         parts["coefficients"] = _independent(tfd.Normal(means, deviations))
     if family == "ordinal":
-        parts["threshold"] = tfd.Normal(*np.float32(intercept))
+        parts["threshold"] = tfd.Normal(*np.asarray(intercept, np.float32))
         if outcome["levels"] > 2:
             gaps = np.log(np.diff(np.float32(outcome["cuts"])))
             parts["gaps"] = _independent(tfd.LogNormal(gaps, np.float32(1.0)))
     elif columns.has_intercept:
-        normal = tfd.Normal(*np.float32(intercept))
+        normal = tfd.Normal(*np.asarray(intercept, np.float32))
         parts["intercept"] = tfd.Sample(normal, blocks) if family == "categorical" else normal
     if family == "normal":
         parts["sigma"] = tfd.HalfNormal(np.float32(auxiliary))

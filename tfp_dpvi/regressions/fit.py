@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import Categorical, Integer, Schema
+from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric, converted
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger

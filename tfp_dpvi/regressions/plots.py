@@ -2,53 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfp_dpvi.data import Column
 from tfp_dpvi.data.columns import Numeric
 
 if TYPE_CHECKING:
-    from tfp_dpvi.regressions.result import Regression
+    import pandas
 
 _MOST_ROWS = 40
 
 
-def forest(regression: Regression, ax: Any = None) -> Any:
-    """Draws the 94 % and 50 % intervals of coefficients, each over its posterior deviation.
+def forest(posterior: Mapping[str, np.ndarray], outcome: str, ax: Any = None) -> Any:
+    """Draws the 94 % and 50 % intervals of coefficients, each in its own units.
 
     Args:
-      regression: The result.
+      posterior: Draws by the names of coefficients.
+      outcome: The outcome, for the label.
       ax: Axes, or None for new ones.
     """
     import matplotlib.pyplot as plt
 
     skipped = ("Intercept", "sigma", "alpha")
-    names = [name for name in regression.draws if not name.endswith(skipped)][:_MOST_ROWS]
-    names = names or list(regression.draws)
+    names = [name for name in posterior if not name.endswith(skipped)][:_MOST_ROWS]
+    names = names or list(posterior)
     ax = ax or plt.subplots(figsize=(6.5, 0.6 + 0.3 * len(names)), layout="constrained")[1]
     for place, name in enumerate(reversed(names)):
-        ends = np.quantile(regression.draws[name], [0.03, 0.25, 0.75, 0.97])
+        ends = np.quantile(posterior[name], [0.03, 0.25, 0.75, 0.97])
         ax.plot(ends[[0, 3]], [place, place], color="C0", lw=1.2)
         ax.plot(ends[1:3], [place, place], color="C0", lw=4.0)
     ax.axvline(0.0, color="0.7", lw=0.8, zorder=0)
     ax.set_yticks(range(len(names)), reversed(names))
-    ax.set_xlabel(f"coefficient for {regression.design.outcome_text}: 50 % and 94 % intervals")
+    ax.set_xlabel(f"coefficient for {outcome}: 50 % and 94 % intervals")
     return ax
 
 
-def effect(regression: Regression, name: str, ax: Any = None) -> Any:
+def effect(table: pandas.DataFrame, column: Column, outcome: str, ax: Any = None) -> Any:
     """Draws expected outcomes over a covariate, with a band.
 
     Args:
-      regression: The result.
-      name: The covariate.
+      table: The covariate's values in the first column, then predictions.
+      column: The covariate's description.
+      outcome: The outcome, for the label.
       ax: Axes, or None for new ones.
     """
     import matplotlib.pyplot as plt
 
-    table = regression.effects(name)
-    column = regression.design.schema.columns[name]
+    name = table.columns[0]
     ax = ax or plt.subplots(figsize=(5.0, 3.4), layout="constrained")[1]
     values = table[name].to_numpy()
     levels = [other for other in table.columns[1:] if f"{other} low" in table.columns]
@@ -65,5 +68,5 @@ def effect(regression: Regression, name: str, ax: Any = None) -> Any:
         ax.legend()
     unit = f" ({column.unit})" if column.unit else ""
     ax.set_xlabel(f"{name}{unit}")
-    ax.set_ylabel("probability" if levels else f"expected {regression.design.outcome_text}")
+    ax.set_ylabel("probability" if levels else f"expected {outcome}")
     return ax

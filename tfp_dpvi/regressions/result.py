@@ -17,6 +17,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
+from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import LINKS, Layout, Outcome, outcome_levels
 
@@ -131,16 +132,17 @@ class Parts:
         Args:
           design: The design.
         """
-        num, found = self.layout.num_common, {}
+        num = self.layout.num_common
+        found: dict[str, str] = {}
         starts = [""]
         if self.family == "categorical":
             levels = outcome_levels(design.schema.columns[design.outcome])
             starts = [f"{level}: " for level in levels[1:]]
         for block, start in enumerate(starts):
-            place = f"[{block}]" if self.family == "categorical" else ""
-            found[f"{start}Intercept"] = f"intercept{place}"
-            for number, label in enumerate(design.labels):
-                found[f"{start}{label}"] = f"coefficients[{block * num + number}]"
+            entry = f"[{block}]" if self.family == "categorical" else ""
+            found[f"{start}Intercept"] = f"intercept{entry}"
+            for place, label in enumerate(design.labels):
+                found[f"{start}{label}"] = f"coefficients[{block * num + place}]"
         first = 0
         for place, group in enumerate(design.groups):
             found[f"sd({group.name})"] = f"group_sd[{place}]"
@@ -183,7 +185,7 @@ class Regression:
     @functools.cached_property
     def _draws(self) -> dict[str, np.ndarray]:
         draws = self.model.posterior_sample(_NUM_DRAWS, seed=0)
-        return {name: np.asarray(part, np.float64) for name, part in draws.items()}
+        return {name: np.asarray(part, np.float64) for name, part in dict(draws).items()}
 
     @functools.cached_property
     def draws(self) -> dict[str, np.ndarray]:
@@ -196,7 +198,7 @@ class Regression:
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong, or may be, with the intervals."""
+        """Sentences on what is wrong, or may be, with the intervals."""
         checks = self._posterior_summary.checks
         if checks is None:
             return ["the posterior is not calibrated: its intervals do not include the noise"]
@@ -441,11 +443,10 @@ class Regression:
         Returns:
           The axes.
         """
-        from tfp_dpvi.regressions import plots
-
+        outcome = self.design.outcome_text
         if name is None:
-            return plots.forest(self, ax)
-        return plots.effect(self, name, ax)
+            return plots.forest(self.draws, outcome, ax)
+        return plots.effect(self.effects(name), self.design.schema.columns[name], outcome, ax)
 
     # ------------------------------------------------------------------ other forms
 
