@@ -103,7 +103,7 @@ class Column(abc.ABC):
 
     @property
     def described(self) -> str:
-        """What is public about the column, as text for reports."""
+        """Text for reports: what is public about the column."""
         return f"one of {self.num_levels} levels"
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
