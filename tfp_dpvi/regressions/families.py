@@ -23,7 +23,11 @@ LINKS = {
     "ordinal": "cumulative logit",
 }
 
-COEFFICIENT_SD = 2.5
+INTERCEPT_SD = 2.5
+"""The default prior's standard deviation of an intercept, on the model's scale."""
+
+# Steps of ordinal fits with five levels diverge from a start as wide as 2.5.
+COEFFICIENT_SD = {family: 1.0 if family == "ordinal" else 2.5 for family in FAMILIES}
 """The default prior's standard deviation of a coefficient whose column has standard deviation 1."""
 
 

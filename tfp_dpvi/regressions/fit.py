@@ -17,6 +17,7 @@ from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     COEFFICIENT_SD,
     FAMILIES,
+    INTERCEPT_SD,
     Layout,
     Outcome,
     check_outcome,
@@ -64,7 +65,7 @@ def regression(
       priors: Priors by the names of terms, coefficients or "Intercept": a pair of mean and standard
         deviation, or a `tfd.Normal`, in the units of the formula. That of "Intercept" is for
         records at the typical values of the covariates. Others are normal with mean 0 and standard
-        deviation 2.5 for columns scaled to a typical deviation of 1, and outcomes likewise in a
+        deviation 2.5 (ordinal: 1) for columns scaled to a typical deviation of 1, and outcomes likewise in a
         normal family, as rstanarm's.
       ledger: A `PrivacyLedger`, for instance on disk; by default one in memory.
       missing: None, or "indicator" for columns that may have missing values: these take the typical
@@ -142,10 +143,10 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
     sizes = tuple(len(group.labels) for group in design.groups)
     layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes)
     unit = outcome.scale if family == "normal" else 1.0
-    given, intercept = _priors(design, priors, unit)
+    given, intercept = _priors(design, priors, unit, COEFFICIENT_SD[family])
     centre = 0.0 if family in ("normal", "categorical") else outcome.location
     if intercept is None:
-        intercept = (centre, COEFFICIENT_SD)
+        intercept = (centre, INTERCEPT_SD)
     elif family == "normal":
         intercept = ((intercept[0] - outcome.location) / unit, intercept[1] / unit)
     return Parts(
@@ -160,14 +161,14 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
 
 
 def _priors(
-    design: Design, priors: Mapping[str, Any], unit: float
+    design: Design, priors: Mapping[str, Any], unit: float, deviation: float
 ) -> tuple[list[tuple[float, float]], tuple[float, float] | None]:
     """Returns means and deviations of coefficients on the model's scale, and the intercept's."""
     known = [*design.terms, *design.labels, "Intercept"]
     if unknown := [name for name in priors if name not in known]:
         raise ValueError(f"priors has {unknown}, which are no terms: use {', '.join(known)}.")
     pairs = {name: _pair(name, prior) for name, prior in priors.items()}
-    result = [(0.0, COEFFICIENT_SD)] * len(design.labels)
+    result = [(0.0, deviation)] * len(design.labels)
     for name, place in design.terms.items():
         for number in range(place.start, place.stop):
             pair = pairs.get(design.labels[number], pairs.get(name))
