@@ -27,8 +27,9 @@ SLOW = (
     "guides/in_keras.md",
     "guides/local_latents.md",
     "guides/vae_researcher.md",
+    "regression.md",
 )  # 7 to 20 s each; the README runs.
-NEEDS = {"guides/arviz.md": "arviz"}
+NEEDS = {"guides/arviz.md": "arviz", "regression.md": "formulae"}
 
 
 def marks(page):

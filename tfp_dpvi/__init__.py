@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         optimizers,
         preprocessing,
         privacy,
+        regressions,
         sampling,
         surrogates,
         synthetic,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tfp_dpvi.models import DPVI, DPModel, load_model
     from tfp_dpvi.networks import DPVAE, DPKerasModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
+    from tfp_dpvi.regressions import Regression, regression
     from tfp_dpvi.serialization import register
     from tfp_dpvi.synthetic import Synthesizer
 
@@ -63,12 +65,14 @@ _NAMES = {
     "PrivacyLedger": "privacy",
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
+    "Regression": "regressions",
     "Schema": "data",
     "Synthesizer": "synthetic",
     "keras": "_tf",
     "load_model": "models",
     "pilot": "calibrated",
     "register": "serialization",
+    "regression": "regressions",
 }
 
 __all__ = [
@@ -79,6 +83,7 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyPlan",
     "PrivacyReport",
+    "Regression",
     "Schema",
     "Synthesizer",
     "__version__",
@@ -103,6 +108,8 @@ __all__ = [
     "preprocessing",
     "privacy",
     "register",
+    "regression",
+    "regressions",
     "sampling",
     "surrogates",
     "synthetic",

@@ -36,6 +36,7 @@ _NAMED_IN_FILES = tuple(
         "data.columns",
         "data.dates",
         "data.schema",
+        "regressions.families",
     )
 )
 _FIX = (

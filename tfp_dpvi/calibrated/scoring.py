@@ -68,8 +68,8 @@ _FLATTENED = 0.5
 _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
-# Steps are judged by scores of so many times their noise: a longer score is gone back from, one that
-# turned is followed by shorter steps, and one that did not by longer ones.
+# Steps are judged by scores of so many times their noise: a longer score is gone back from, one
+# that turned is followed by shorter steps, and one that did not by longer ones.
 _CLEAR = 3.0
 _WORSE = 1.5
 _STRAIGHT = 0.5
@@ -104,7 +104,7 @@ class Slope(NamedTuple):
 
 
 class Caution:
-    """What the last steps' scores say of their length: a trust region from released values.
+    """A trust region from released values: the last steps' scores say whether they were too long.
 
     Attributes:
       share: The share of a step that is made.

@@ -49,10 +49,12 @@ class Column(abc.ABC):
 
     Attributes:
       missing: Whether values may be missing (None, NaN or pandas' NA).
+      unit: The unit of the values as text for reports, such as "years".
       kinds: NumPy kinds of dtypes for such values, besides "O".
     """
 
     missing: bool = dataclasses.field(default=False, kw_only=True)
+    unit: str = dataclasses.field(default="", kw_only=True)
     kinds: ClassVar[str]
 
     @property
@@ -105,6 +107,23 @@ class Column(abc.ABC):
           Array of shape [n].
         """
 
+    @property
+    def described(self) -> str:
+        """Text for reports: what is public about the column."""
+        return f"one of {self.num_levels} levels"
+
+    def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns invented values, a function of the description alone.
+
+        Args:
+          num: The number of values.
+          generator: The source of the values.
+
+        Returns:
+          Array of shape [num]; none is missing.
+        """
+        return self.values(generator.integers(self.num_levels, size=num), generator)
+
     def encode(self, name: str, values: np.ndarray) -> np.ndarray:
         """Returns the levels of values.
 
@@ -134,6 +153,8 @@ class Numeric(Column):
     """Base class of `Continuous` and `Integer`: bounds and bins.
 
     Attributes:
+      typical: The public mean and standard deviation of the values, for instance from an earlier
+        publication; None for the middle of the bounds and a quarter of their distance.
       step: The distance between neighbouring numbers, 0 for real ones.
       fault: What an error calls values that cannot be converted.
     """
@@ -143,6 +164,7 @@ class Numeric(Column):
     bins: int | Sequence[float] = 16
     spikes: Sequence[float] = ()
     scale: str = dataclasses.field(default="linear", kw_only=True)
+    typical: tuple[float, float] | None = dataclasses.field(default=None, kw_only=True)
     kinds: ClassVar[str] = "iuf"
     step: ClassVar[int] = 0
     fault: ClassVar[str] = "no numbers"
@@ -171,6 +193,53 @@ class Numeric(Column):
                 )
             object.__setattr__(self, "bins", inner)
         object.__setattr__(self, "spikes", self._checked_spikes())
+        if self.typical is not None:
+            object.__setattr__(self, "typical", self._checked_typical())
+
+    def _checked_typical(self) -> tuple[float, float]:
+        values = self._floats("typical")
+        if len(values) == 2 and self.lower < values[0] < self.upper and values[1] > 0.0:
+            below, above = values[0] - self.lower, self.upper - values[0]
+            if values[1] ** 2 < below * above:
+                return values[0], values[1]
+        raise ValueError(
+            f"typical={self.typical} must be a mean between {self.lower!r} and "
+            f"{self.upper!r}, and a\nstandard deviation that values between these can have."
+        )
+
+    @property
+    def location(self) -> float:
+        """The typical value, by default the middle of the bounds."""
+        return (self.lower + self.upper) / 2.0 if self.typical is None else self.typical[0]
+
+    @property
+    def deviation(self) -> float:
+        """The typical distance from `location`, by default a quarter of the bounds' distance."""
+        return (self.upper - self.lower) / 4.0 if self.typical is None else self.typical[1]
+
+    @property
+    def described(self) -> str:
+        """See `Column.described`."""
+        unit = f" {self.unit}" if self.unit else ""
+        bounds = f"{self.as_text(self.lower)} to {self.as_text(self.upper)}{unit}"
+        source = "declared" if self.typical is not None else "from the bounds"
+        return f"{bounds}, typically {self.location:g} +- {self.deviation:g} ({source})"
+
+    def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns draws of a beta distribution on the bounds with the typical mean and deviation.
+
+        Args:
+          num: The number of values.
+          generator: The source of the values.
+
+        Returns:
+          float64 array of shape [num], whole numbers if the column has these alone.
+        """
+        width = self.upper - self.lower
+        mean, variance = (self.location - self.lower) / width, (self.deviation / width) ** 2
+        size = mean * (1.0 - mean) / variance - 1.0
+        values = self.lower + width * generator.beta(mean * size, (1.0 - mean) * size, num)
+        return np.clip(np.round(values) if self.step else values, self.lower, self.upper)
 
     def _checked_spikes(self) -> tuple[float, ...]:
         spikes = self._floats("spikes")
@@ -253,6 +322,10 @@ class Numeric(Column):
     def to_numbers(self, values: np.ndarray) -> np.ndarray:
         """Returns values of shape [n] as numbers; NumPy's errors are caught by the caller."""
         return values.astype(np.float64)
+
+    def clipped(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns numbers of shape [n], those outside of the bounds moved to them."""
+        return np.clip(numbers, self.lower, self.upper)
 
     def as_text(self, number: float) -> str:
         """Returns a bound as messages show it."""
@@ -409,10 +482,12 @@ class Categorical(Column):
       max_levels: Of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a
         private histogram, and merges the others. Samples have all of them.
       missing: Whether values may be missing.
+      shares: The public frequency of each category, positive; None for equal ones.
     """
 
     categories: Sequence[Hashable]
     max_levels: int = 16
+    shares: Sequence[float] | None = dataclasses.field(default=None, kw_only=True)
     kinds: ClassVar[str] = "biufUS"
 
     def __post_init__(self) -> None:
@@ -432,6 +507,36 @@ class Categorical(Column):
             )
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
+        if self.shares is not None:
+            object.__setattr__(self, "shares", _checked_shares(self.shares, len(categories)))
+
+    @property
+    def frequencies(self) -> np.ndarray:
+        """The declared share of each category, by default equal ones, float64 [num_levels]."""
+        num = self.num_levels
+        return np.full(num, 1.0 / num) if self.shares is None else np.array(self.shares)
+
+    @property
+    def described(self) -> str:
+        """See `Column.described`."""
+        shown = [str(category) for category in self.categories[:_MOST_SHOWN]]
+        more = len(self.categories) - len(shown)
+        rest = f" and {more} more" if more else ""
+        shares = "equal shares assumed" if self.shares is None else "shares declared"
+        return f"one of {', '.join(shown)}{rest} ({shares})"
+
+    def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns categories, drawn with their shares.
+
+        Args:
+          num: The number of values.
+          generator: The source of the values.
+
+        Returns:
+          object array of shape [num].
+        """
+        levels = generator.choice(self.num_levels, num, p=self.frequencies)
+        return self.values(levels, generator)
 
     @property
     def num_levels(self) -> int:
@@ -488,9 +593,35 @@ class Binary(Column):
     [0, 1]
 
     ```
+
+    Attributes:
+      share: The public share of true values.
     """
 
+    share: float = dataclasses.field(default=0.5, kw_only=True)
     kinds: ClassVar[str] = "biuf"
+
+    def __post_init__(self) -> None:
+        share = check.real("share", self.share, "pass a public share of true values")
+        if not 0.0 < share < 1.0:
+            raise ValueError(f"share={self.share!r} must be between 0 and 1.")
+
+    @property
+    def described(self) -> str:
+        """See `Column.described`."""
+        return f"0 or 1, 1 in {self.share:.3g} of the records"
+
+    def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """Returns bools, true with the column's share.
+
+        Args:
+          num: The number of values.
+          generator: The source of the values.
+
+        Returns:
+          bool array of shape [num].
+        """
+        return generator.random(num) < self.share
 
     @property
     def num_levels(self) -> int:
@@ -520,6 +651,13 @@ class Binary(Column):
         """
         del generator
         return levels.astype(bool)
+
+
+def _checked_shares(shares: Sequence[float], num: int) -> tuple[float, ...]:
+    values = np.asarray(shares, np.float64)
+    if values.shape != (num,) or not (values > 0.0).all() or not np.isclose(values.sum(), 1.0):
+        raise ValueError(f"shares must be {num} positive numbers whose sum is 1, one a category.")
+    return tuple(float(value) for value in values / values.sum())
 
 
 def _described(values: int | Sequence[Hashable]) -> str:

@@ -62,6 +62,16 @@ class Date(Integer):
             ) from None
 
     @property
+    def described(self) -> str:
+        """See `Column.described`."""
+        return f"{self.as_text(self.lower)} to {self.as_text(self.upper)}"
+
+    def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
+        """See `Numeric.simulate`; returns dates."""
+        numbers = super().simulate(num, generator)
+        return numbers.astype(np.int64).astype(f"datetime64[{self.unit}]")
+
+    @property
     def special(self) -> tuple[float, ...]:
         """The declared spikes and the bounds; 1970 is no common value, as 0 is among numbers."""
         return (*self.spikes, self.lower, self.upper)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from tfp_dpvi import _deprecation
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import frames
+from tfp_dpvi.data import describe, frames
 from tfp_dpvi.data.columns import (
     MISSING,
     Binary,
@@ -80,6 +81,91 @@ class Schema:
         """The schema with the finest levels of each column that is open, and the others as here."""
         return Schema({name: column.finest for name, column in self.columns.items()})
 
+    @classmethod
+    def from_dict(cls, columns: Mapping[str, Any]) -> Schema:
+        """Returns the schema of plain values, as a code book has them.
+
+        ```python
+        >>> from tfp_dpvi.data import Schema
+        >>> schema = Schema.from_dict(
+        ...     {"age": {"type": "integer", "lower": 17, "upper": 90, "unit": "years"}}
+        ... )
+        >>> print(schema)
+        age: 17 to 90 years, typically 53.5 +- 18.25 (from the bounds)
+
+        ```
+
+        Args:
+          columns: Dict from names to dicts with a "type" ("continuous", "integer", "binary",
+            "categorical" or "date") and the arguments of that class.
+
+        Raises:
+          ValueError: A type or an argument is unknown.
+        """
+        return cls(describe.columns_from(columns))
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """Returns the schema of a JSON text, see `from_dict`.
+
+        Args:
+          text: The text, or what `to_json` returned.
+
+        Raises:
+          ValueError: The text is no JSON, or describes no columns.
+        """
+        return cls.from_dict(describe.parsed(text, "JSON"))
+
+    @classmethod
+    def from_yaml(cls, text: str) -> Schema:
+        """Returns the schema of a YAML text, see `from_dict` (package `pyyaml`).
+
+        Args:
+          text: The text.
+
+        Raises:
+          ValueError: The text is no YAML, or describes no columns.
+        """
+        return cls.from_dict(describe.parsed(text, "YAML"))
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Returns plain values for `from_dict`."""
+        return {name: describe.plain(column) for name, column in self.columns.items()}
+
+    def to_json(self) -> str:
+        """Returns JSON text for `from_json`."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {column.described}" for name, column in self.columns.items())
+
+    def questions(self) -> list[str]:
+        """Returns what a curator must be able to answer before the schema is used.
+
+        Whatever the schema says is as if published: each statement needs a source other than the
+        records.
+        """
+        return [
+            question
+            for name, column in self.columns.items()
+            for question in describe.questions(name, column)
+        ]
+
+    def simulate(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
+        """Returns invented records: public, as they are a function of the schema and the seed.
+
+        Columns are independent. Numbers follow their typical values, categories their shares.
+
+        Args:
+          num: The number of records.
+          seed: The seed.
+
+        Returns:
+          Dict of arrays of shape [num]; no value is missing.
+        """
+        generator = np.random.default_rng(seed)
+        return {name: column.simulate(num, generator) for name, column in self.columns.items()}
+
     def encode(self, data: TableData) -> np.ndarray:
         """Returns each record's levels.
 
@@ -95,7 +181,8 @@ class Schema:
             description does not allow.
           TypeError: The data are neither a DataFrame nor a dict, or have a masked array.
         """
-        arrays = self._arrays(data)
+        self.check_names(data)
+        arrays = self.arrays(data)
         codes = np.stack(
             [column.encode(name, arrays[name]) for name, column in self.columns.items()], axis=1
         )
@@ -130,17 +217,34 @@ class Schema:
           ValueError: A column is unknown or absent.
           TypeError: The data are neither a DataFrame nor a dict.
         """
-        names = _names(data)
-        if absent := [name for name in self.columns if name not in names]:
-            raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}.")
+        names = self._check_present(data)
         # Unknown names are counted and not shown: without a header, they are the first record.
         if unknown := [place for place, name in enumerate(names, 1) if name not in self.columns]:
             raise ValueError(
                 f"data has columns that are not in the schema, at positions {unknown}: drop them."
             )
 
-    def _arrays(self, data: TableData) -> dict[str, np.ndarray]:
-        self.check_names(data)
+    def part(self, names: Sequence[str]) -> Schema:
+        """Returns the schema of some columns.
+
+        Args:
+          names: Their names.
+        """
+        return Schema({name: self.columns[name] for name in names})
+
+    def arrays(self, data: TableData) -> dict[str, np.ndarray]:
+        """Returns the described columns of a data set, which may have others too.
+
+        Args:
+          data: A data set with at least these columns. Values are not checked, see `encode`.
+
+        Returns:
+          Dict of arrays of shape [records].
+
+        Raises:
+          ValueError: A column is absent or of another length.
+        """
+        self._check_present(data)
         columns = data if frames.container_of(data) is None else frames.columns_of(data)
         arrays = {name: _array(name, columns[name]) for name in self.columns}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -149,6 +253,12 @@ class Schema:
                 f"Lengths differ: {lengths}. Every column needs one entry for each record."
             )
         return arrays
+
+    def _check_present(self, data: TableData) -> list[str]:
+        names = _names(data)
+        if absent := [name for name in self.columns if name not in names]:
+            raise ValueError(f"data lacks described columns: {', '.join(map(repr, absent))}.")
+        return names
 
 
 @dataclasses.dataclass(frozen=True)

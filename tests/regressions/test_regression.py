@@ -1,0 +1,179 @@
+"""Regressions from a formula: six families in dollars and years, results, files and bad input."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.siblings import slow
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
+
+pytest.importorskip("formulae")
+
+NUM = 2000
+FORMULA = "y ~ age + income + sex + ward"
+COLUMNS = {
+    "age": Integer(18, 90, unit="years"),
+    "income": Continuous(1000.0, 300000.0, typical=(45000.0, 30000.0), unit="dollars"),
+    "ward": Categorical(["A", "B", "C"]),
+    "sex": Binary(),
+}
+SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
+WORDS = ["no", "low", "high"]
+OUTCOMES = {
+    "normal": Continuous(-50000.0, 150000.0),
+    "bernoulli": Binary(),
+    "poisson": Integer(0, 300, typical=(3.0, 3.0)),
+    "negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
+    "categorical": Categorical(WORDS),
+    "ordinal": Categorical(WORDS),
+}
+
+
+def simulated(family, seed=1):
+    """Records of a right model: uncentred, in dollars, with a level that one in 20 has."""
+    rng = np.random.default_rng(seed)
+    data = {
+        "age": np.round(np.clip(rng.normal(52.0, 14.0, NUM), 18.0, 90.0)),
+        "income": np.clip(rng.lognormal(10.6, 0.6, NUM), 1000.0, 300000.0),
+        "ward": rng.choice(["A", "B", "C"], NUM, p=[0.75, 0.2, 0.05]),
+        "sex": rng.integers(0, 2, NUM),
+    }
+    shift = pd.Series(data["ward"]).map({"A": 0.0, "B": 0.4, "C": -0.6}).to_numpy()
+    score = 0.02 * (data["age"] - 50.0) + 8e-6 * (data["income"] - 45000.0)
+    score += 0.3 * data["sex"] + shift
+    mean = np.exp(0.5 + score)
+    data["y"] = {
+        "normal": lambda: 30000.0 + 8000.0 * score + 9000.0 * rng.normal(size=NUM),
+        "bernoulli": lambda: (rng.random(NUM) < 1.0 / (1.0 + np.exp(-score))).astype(int),
+        "poisson": lambda: rng.poisson(mean),
+        "negative_binomial": lambda: rng.poisson(rng.gamma(1.0, mean)),
+        "categorical": lambda: np.array(WORDS)[
+            (np.stack([0.0 * score, score, -score], axis=1) + rng.gumbel(size=(NUM, 3))).argmax(1)
+        ],
+        "ordinal": lambda: np.array(WORDS)[
+            np.digitize(score + rng.logistic(size=NUM), [-0.5, 1.0])
+        ],
+    }[family]()
+    return data
+
+
+def fit(family, **settings):
+    schema = Schema({"y": OUTCOMES[family], **COLUMNS})
+    arguments = {"epsilon": 1.0, "delta": 1e-5, "seed": 2, **settings}
+    return dpvi.regression(FORMULA, simulated(family), family, schema, **arguments)
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return fit("poisson")
+
+
+def truths(family):
+    unit = 8000.0 if family == "normal" else 1.0
+    if family == "categorical":
+        both = (("low: ", 1.0), ("high: ", -1.0))
+        return {f"{start}{name}": sign * v for start, sign in both for name, v in SLOPES.items()}
+    return {name: unit * value for name, value in SLOPES.items()}
+
+
+def check_near(result, family):
+    """Within 5 posterior deviations: a false alarm in a million for each coefficient."""
+    table = result.summary()
+    for name, truth in truths(family).items():
+        assert abs(table.loc[name, "mean"] - truth) < 5.0 * table.loc[name, "sd"], name
+    assert (table["sd"] > 0.0).all()
+    assert table.loc[next(iter(truths(family))), ["noise", "data", "prior"]].sum() == pytest.approx(
+        1.0, abs=0.02
+    )
+
+
+@pytest.mark.parametrize("family", [slow(name) for name in OUTCOMES if name != "poisson"])
+def test_each_family_finds_a_right_model_in_awkward_units(family):
+    check_near(fit(family), family)
+
+
+def test_counts_in_awkward_units(poisson):
+    check_near(poisson, "poisson")
+
+
+def test_predictions_effects_and_text(poisson):
+    new = {name: values[:4] for name, values in simulated("poisson").items() if name != "y"}
+    table = poisson.predict(pd.DataFrame(new))
+    assert len(table) == 4
+    assert (table["mean_low"] < table["mean"]).all()
+    assert (table["mean"] < table["mean_high"]).all()
+    effects = poisson.effects("age", num=5)
+    assert effects["age"].tolist() == [18.0, 36.0, 54.0, 72.0, 90.0]
+    assert list(poisson.effects("ward")["ward"]) == ["A", "B", "C"]
+    with pytest.raises(ValueError, match="no covariate"):
+        poisson.effects("y")
+    text = repr(poisson)
+    assert text.index("epsilon 1") < text.index("ward[C]")
+    assert "<table" in poisson._repr_html_()
+    report = poisson.report()
+    for part in ("typically 45000 +- 30000 (declared)", "prior of income", "Privacy report"):
+        assert part in report
+
+
+def test_a_saved_regression_is_the_same(poisson, tmp_path):
+    poisson.save(tmp_path / "fit.zip")
+    loaded = dpvi.Regression.load(tmp_path / "fit.zip")
+    pd.testing.assert_frame_equal(loaded.summary(), poisson.summary())
+    assert loaded.choices() == poisson.choices()
+    with pytest.raises(ValueError, match="no file that"):
+        dpvi.Regression.load(__file__)
+
+
+def test_pictures(poisson):
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    assert len(poisson.plot().get_yticks()) == 5
+    assert poisson.plot("age").get_xlabel() == "age (years)"
+    assert poisson.plot("ward").get_ylabel() == "expected y"
+    plt.close("all")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"family": "gamma"}, "family"),
+        ({"family": "bernoulli"}, "described as Binary"),
+        ({"priors": {"agee": (0, 1)}}, "no terms"),
+        ({"priors": {"age": (0, -1)}}, "positive deviation"),
+        ({"priors": {"age": "wide"}}, "mean and a standard deviation"),
+        ({"formula": "np.log(y) ~ age"}, "use \"normal\""),
+        ({"data": {"age": np.ones(3)}}, "lacks described columns"),
+        ({"data": {"age": np.full(3, 30), "y": np.array([1, 2, -1])}}, "outside its public"),
+        ({"data": {"age": np.full(3, 30), "y": np.array([1, 2, 0.5])}}, "not Integer"),
+        ({"data": 3}, "data must be"),
+        ({"schema": {"y": {"type": "count"}}}, "needs a type"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_named_in_two_lines_and_nothing_is_spent(change, message):
+    ledger = dpvi.PrivacyLedger()
+    arguments = {
+        "formula": "y ~ age",
+        "data": {"age": np.full(3, 30), "y": np.arange(3)},
+        "family": "poisson",
+        "schema": Schema({"y": OUTCOMES["poisson"], "age": COLUMNS["age"]}),
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "ledger": ledger,
+        **change,
+    }
+    with pytest.raises((TypeError, ValueError), match=message) as caught:
+        dpvi.regression(**arguments)
+    assert len(str(caught.value).splitlines()) <= 2
+    assert ledger.num_releases == 0
+
+
+def test_priors_in_the_users_units_reach_the_model():
+    """With next to no budget the posterior is the prior."""
+    result = fit("poisson", epsilon=0.01, priors={"age": (0.5, 0.001), "ward": (1.0, 0.01)})
+    table = result.summary()
+    assert table.loc["age", "mean"] == pytest.approx(0.5, abs=0.005)
+    assert table.loc["ward[B]", "mean"] == pytest.approx(1.0, abs=0.05)

@@ -1,0 +1,523 @@
+"""Design rows: each is a function of one record and the schema alone.
+
+formulae parses a formula and fixes all that it would take from a table (levels, knots, means) on
+invented records of the schema. Private records are evaluated afterwards, with operators that act on
+each value by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi.data import Binary, Categorical, Column, Date, Integer, Schema
+from tfp_dpvi.data.columns import Numeric, converted, is_missing
+
+if TYPE_CHECKING:
+    import pandas
+
+    from tfp_dpvi.data.schema import TableData
+
+NUM_REFERENCE = 4000
+"""Invented records from which levels, knots, locations and scales are taken."""
+
+MOST_LEVELS = 500
+"""Levels of an integer column that a formula may take as categories."""
+
+MISSING_LEVEL = "missing"
+
+# Stateful ones take their state from invented records, and no other.
+TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
+CATEGORIES = ("C", "T", "S")
+PLAIN = ("I", "offset")
+# Missing covariates that are invented for the reference.
+_SHARE_MISSING = 0.1
+_FUNCTIONS = "a function of NumPy of each value (np.log), or " + ", ".join(
+    (*PLAIN, *CATEGORIES, *TRANSFORMS)
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Design rows of records.
+
+    Attributes:
+      common: Columns in the units of the formula, without an intercept, float64 [n, p].
+      offset: Sum of the offsets, float64 [n].
+      groups: Columns of group effects, float32 [n, all levels].
+    """
+
+    common: np.ndarray
+    offset: np.ndarray
+    groups: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """A group effect.
+
+    Attributes:
+      name: Its name, such as "1|county".
+      labels: The names of its coefficients.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+
+
+class Design:
+    """The design of a formula for a schema.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.data import Categorical, Continuous, Integer, Schema
+    >>> schema = Schema({
+    ...     "visits": Integer(0, 50),
+    ...     "age": Continuous(17.0, 90.0),
+    ...     "ward": Categorical(["A", "B", "C"]),
+    ... })
+    >>> design = Design("visits ~ age + ward", schema)
+    >>> design.labels
+    ('age', 'ward[B]', 'ward[C]')
+    >>> knots = {"knots": [40.0]}
+    >>> len(Design("visits ~ bs(age, knots=knots)", schema, constants=knots).labels)
+    4
+    >>> design.rows({"age": np.array([30.0]), "ward": np.array(["C"], object)}).common.tolist()
+    [[30.0, 0.0, 1.0]]
+
+    ```
+
+    Args:
+      formula: A formula of formulae, "outcome ~ terms".
+      schema: The public description of the columns.
+      missing: None, or "indicator": a missing covariate takes its typical value, or a level of its
+        own, and an indicator column.
+      outside: "refuse", or "clip" for covariates outside of their bounds.
+      constants: Public numbers or lists that the formula names, such as knots.
+
+    Attributes:
+      formula: The formula.
+      schema: The description of the formula's columns alone.
+      outcome: The name of the outcome's column.
+      labels: Names of the common columns.
+      terms: Slices of the common columns by the names of terms.
+      groups: The group effects.
+      has_intercept: Whether the formula has an intercept.
+      location: What the model subtracts from each common column, float64 [p].
+      scale: What it divides them by, float64 [p]: 1 for dummies.
+
+    Raises:
+      ImportError: formulae is not installed.
+      ValueError: The formula cannot be read, or uses unknown columns or operators that are not
+        functions of one record.
+    """
+
+    def __init__(
+        self,
+        formula: str,
+        schema: Schema,
+        *,
+        missing: str | None = None,
+        outside: str = "refuse",
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.formula = check.text("formula", formula, 'pass "outcome ~ terms"')
+        if missing not in (None, "indicator"):
+            raise ValueError(f'missing={check.shown(missing)} must be None or "indicator".')
+        self.outside = check.one_of("outside", outside, ("refuse", "clip"))
+        self.missing = missing
+        self.constants = dict(constants or {})
+        self._formulae = _import_formulae()
+        description = self._parsed()
+        self.outcome, self._response = _outcome(description)
+        names = self._checked_names(description, schema)
+        self.schema = schema.part(names)
+        self._names = tuple(name for name in names if name != self.outcome)
+        self._incomplete = tuple(name for name in self._names if schema.columns[name].missing)
+        self._check_incomplete()
+        self._matrices = self._evaluated(self._reference())
+        self._set_columns()
+
+    # ------------------------------------------------------------------ the formula
+
+    def _parsed(self) -> Any:
+        with _errors(self.formula):
+            return self._formulae.model_description(self.formula)
+
+    def _checked_names(self, description: Any, schema: Schema) -> list[str]:
+        for name in self.constants:
+            if name in schema.columns:
+                raise ValueError(f"constants has {name!r}, which is a column: rename it.")
+        used = sorted(description.var_names - self.constants.keys() - {""})
+        if unknown := [name for name in used if name not in schema.columns]:
+            raise ValueError(
+                f"formula uses {', '.join(map(repr, unknown))}, which the schema lacks: it has "
+                f"{', '.join(schema.names)}."
+            )
+        for call in _calls(description):
+            self._check_call(call, schema)
+        for term in description.group_terms:
+            if not term.name.startswith("1|"):
+                raise ValueError(
+                    f"formula has ({term.name}): group effects are intercepts, (1 | g); for slopes "
+                    "of each level use an interaction, x:g."
+                )
+            for part in term.factor.components:
+                self._check_categories(str(part.name), schema.columns.get(str(part.name)))
+        for name in used:
+            if isinstance(schema.columns[name], Date):
+                raise ValueError(
+                    f"formula uses the date {name!r}: derive a number, such as days since a date."
+                )
+        return [name for name in schema.names if name in used]
+
+    def _check_call(self, call: Any, schema: Schema) -> None:
+        name = call.callee
+        if name in CATEGORIES:
+            column = str(call.args[0]) if call.args else ""
+            self._check_categories(column, schema.columns.get(column))
+            if isinstance(schema.columns.get(column), Categorical):
+                raise ValueError(
+                    f"formula: write {column} instead of {call}: the schema has its levels, and "
+                    "the first one is the reference."
+                )
+            if "levels" in call.kwargs:
+                raise ValueError(f"formula: leave out levels of {name}(): the schema has them.")
+        elif name not in (*TRANSFORMS, *PLAIN) and _ufunc(name) is None:
+            raise ValueError(f"formula: {name}() is no function of one record: use {_FUNCTIONS}.")
+
+    def _check_categories(self, name: str, column: Column | None) -> None:
+        if isinstance(column, (Categorical, Binary)):
+            return
+        if isinstance(column, Integer) and column.upper - column.lower < MOST_LEVELS:
+            return
+        raise ValueError(
+            f"formula takes {name!r} as categories, whose levels must be public: describe it as "
+            "Categorical in the schema."
+        )
+
+    def _check_incomplete(self) -> None:
+        if self._incomplete and self.missing is None:
+            raise ValueError(
+                f"columns {', '.join(self._incomplete)} may have missing values: pass "
+                'missing="indicator", or fill them by a public rule and describe them without '
+                "missing=True."
+            )
+
+    # ------------------------------------------------------------------ tables
+
+    def _reference(self) -> pandas.DataFrame:
+        """Returns invented records which have all levels, the bounds, and missing values."""
+        columns = self.schema.simulate(NUM_REFERENCE)
+        generator = np.random.default_rng(1)
+        # Every level and bound is there, so that what formulae learns of them is the schema's.
+        ends = {name: _levels(column) for name, column in self.schema.columns.items()}
+        num = max(len(levels) for levels in ends.values())
+        self._ends: dict[str, np.ndarray] = {}
+        for name, levels in ends.items():
+            padded = [levels[place % len(levels)] for place in range(num)]
+            self._ends[name] = np.array(padded, object)
+            columns[name] = np.concatenate([self._ends[name], columns[name]])
+            if name in self._incomplete:
+                absent = generator.random(len(columns[name])) < _SHARE_MISSING
+                absent[:num] = False
+                columns[name] = columns[name].astype(object)
+                columns[name][absent] = None
+        return self._frame(columns, self.schema.names)[0]
+
+    def _frame(
+        self, arrays: Mapping[str, np.ndarray], names: Sequence[str]
+    ) -> tuple[pandas.DataFrame, np.ndarray]:
+        """Returns columns as formulae reads them, and indicators of missing values [n, m]."""
+        import pandas
+
+        frame = {}
+        indicators = []
+        for name in names:
+            column, values = self.schema.columns[name], arrays[name]
+            absent = is_missing(values)
+            frame[name] = self._values(name, column, values, absent)
+            if name in self._incomplete and not isinstance(column, Categorical):
+                indicators.append(absent)
+        num = len(arrays[names[0]]) if names else 0
+        found = np.stack(indicators, axis=1) if indicators else np.zeros([num, 0])
+        return pandas.DataFrame(frame), found.astype(np.float64)
+
+    def _values(self, name: str, column: Column, values: np.ndarray, absent: np.ndarray) -> Any:
+        import pandas
+
+        if isinstance(column, Numeric):
+            numbers, strange = converted(column.to_numbers, _present(values, absent))
+            present = ~absent & ~strange
+            if self.outside == "clip":
+                numbers[present] = np.clip(numbers[present], column.lower, column.upper)
+                values = np.where(present, numbers, values)
+            column.encode(name, values)
+            numbers = numbers.astype(np.float64)
+            numbers[absent] = column.location
+            return numbers
+        codes = column.encode(name, values)
+        if isinstance(column, Categorical):
+            levels = list(column.categories)
+            if name in self._incomplete:
+                levels = [*levels, MISSING_LEVEL]
+                codes = np.where(absent, len(levels) - 1, codes)
+            return pandas.Categorical.from_codes(codes, categories=levels, ordered=True)
+        return np.where(absent, 0, codes).astype(np.float64)
+
+    def _evaluated(self, frame: pandas.DataFrame) -> Any:
+        environment = self._formulae.environment.Environment(
+            [{"np": _UFUNCS, "numpy": _UFUNCS, **self.constants}]
+        )
+        with _errors(self.formula), np.errstate(all="ignore"):
+            return self._formulae.design_matrices(
+                self.formula, frame, na_action="error", env=environment
+            )
+
+    # ------------------------------------------------------------------ columns
+
+    def _set_columns(self) -> None:
+        labels: list[str] = []
+        terms: dict[str, slice] = {}
+        self._offsets: list[slice] = []
+        self._kept: list[int] = []
+        common = self._matrices.common
+        self.has_intercept = common is not None and "Intercept" in common.terms
+        for name, term in common.terms.items() if common is not None else ():
+            place = common.slices[name]
+            if term.kind == "offset":
+                self._offsets.append(place)
+            elif name != "Intercept":
+                terms[name] = slice(len(labels), len(labels) + place.stop - place.start)
+                labels += map(_short, term.labels)
+                self._kept += range(place.start, place.stop)
+        for name in self._incomplete:
+            if not isinstance(self.schema.columns[name], Categorical):
+                label = f"{name}[{MISSING_LEVEL}]"
+                terms[label] = slice(len(labels), len(labels) + 1)
+                labels.append(label)
+        self.labels, self.terms = tuple(labels), terms
+        groups = self._matrices.group
+        self.groups = tuple(
+            Group(name, tuple(map(_short, term.labels)))
+            for name, term in (groups.terms.items() if groups is not None else ())
+        )
+        if not labels and not self.has_intercept and not self.groups:
+            raise ValueError("formula has no terms: write, for instance, y ~ 1 + x.")
+        self._set_scaling()
+
+    def _set_scaling(self) -> None:
+        # Terms that are not finite at a bound are refused here, before records are read.
+        self.rows({name: self._ends[name] for name in self._names or self.schema.names})
+        reference = self.rows(self.simulated(NUM_REFERENCE)).common
+        deviations = reference.std(axis=0)
+        is_dummy = np.isin(reference, (-1.0, 0.0, 1.0)).all(axis=0)
+        self.scale = np.where(is_dummy | (deviations <= 0.0), 1.0, deviations)
+        centre = ~is_dummy & self.has_intercept
+        self.location = np.where(centre, reference.mean(axis=0), 0.0)
+
+    def simulated(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
+        """Returns invented records of the covariates, some with missing values.
+
+        Args:
+          num: The number of records.
+          seed: The seed.
+        """
+        records = self.schema.simulate(num, seed)
+        generator = np.random.default_rng([seed, 1])
+        for name in self._incomplete:
+            records[name] = records[name].astype(object)
+            records[name][generator.random(num) < _SHARE_MISSING] = None
+        return {name: records[name] for name in self._names or self.schema.names}
+
+    def rows(self, data: TableData) -> Rows:
+        """Returns the design rows of records, in their order; none is dropped.
+
+        Args:
+          data: A data set with the covariates' columns; others are ignored.
+
+        Raises:
+          ValueError: A column is absent, or a value is missing or not allowed; or a term is not
+            finite, such as the logarithm of 0.
+        """
+        if not self._names:
+            columns: Any = getattr(data, "columns", data)
+            num = len(data[next(iter(columns))])
+            none = np.zeros([num, 0])
+            return Rows(none, np.zeros(num), none.astype(np.float32))
+        arrays = self.schema.part(self._names).arrays(data)
+        frame, indicators = self._frame(arrays, self._names)
+        num = len(frame)
+        common, groups = self._matrices.common, self._matrices.group
+        with _errors(self.formula), np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            matrix = np.zeros([num, 0])
+            if common is not None:
+                matrix = np.asarray(common.evaluate_new_data(frame).design_matrix, np.float64)
+            levels = np.zeros([num, 0], np.float32)
+            if groups is not None:
+                found = groups.evaluate_new_data(frame).design_matrix
+                levels = np.asarray(found.todense(), np.float32)
+        offset = sum((matrix[:, place].sum(axis=1) for place in self._offsets), np.zeros(num))
+        result = np.concatenate([matrix[:, self._kept], indicators], axis=1)
+        self._check_finite(result, offset)
+        return Rows(result, offset, levels)
+
+    def _check_finite(self, common: np.ndarray, offset: np.ndarray) -> None:
+        for label, values in zip((*self.labels, "offset"), (*common.T, offset), strict=True):
+            if not np.isfinite(values).all():
+                raise ValueError(
+                    f"term {label!r} is not finite in {check.rows(~np.isfinite(values))}: choose "
+                    "bounds or a term for which it is, such as np.log1p instead of np.log."
+                )
+
+    def transformed_outcome(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the outcome as the formula has it, for instance its logarithm.
+
+        Args:
+          numbers: The outcome's values, float64 [n].
+        """
+        if self._response is None:
+            return numbers
+        import pandas
+
+        frame = pandas.DataFrame({self.outcome: numbers})
+        environment = self._matrices.response.term.term.components[0].env
+        with _errors(self.formula), np.errstate(all="ignore"):
+            return np.asarray(self._response.eval(frame, environment), np.float64)
+
+    @property
+    def outcome_text(self) -> str:
+        """The outcome as the formula has it."""
+        return self.outcome if self._response is None else str(self._response)
+
+    @property
+    def has_transformed_outcome(self) -> bool:
+        """True if the outcome is a function of its column."""
+        return self._response is not None
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _present(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
+    """Returns values as objects, None where they are missing."""
+    result = values.astype(object)
+    result[absent] = None
+    return result
+
+
+def _short(label: str) -> str:
+    """Returns a label with whole numbers as such."""
+    return re.sub(r"\[(-?\d+)\.0\]", r"[\1]", label)
+
+
+def _import_formulae() -> Any:
+    try:
+        import formulae
+        import formulae.environment
+    except ImportError:
+        raise ImportError(
+            "formulas need formulae: pip install 'tfp-dpvi[formula]', or 'formulae>=0.5'."
+        ) from None
+    return formulae
+
+
+@contextlib.contextmanager
+def _errors(formula: str) -> Iterator[None]:
+    """Turns errors of formulae, which may show values, into one line; it prints some, too."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except ValueError as error:
+        if len(str(error).splitlines()) <= 2 and "formula" in str(error):
+            raise
+        raise _unreadable(formula, error) from None
+    except Exception as error:
+        raise _unreadable(formula, error) from None
+
+
+def _unreadable(formula: str, error: Exception) -> ValueError:
+    return ValueError(
+        f"formula={formula!r} cannot be evaluated ({type(error).__name__}: "
+        f"{check.first_line(error):.150})."
+    )
+
+
+def _outcome(description: Any) -> tuple[str, Any]:
+    response = description.response
+    if response is None:
+        raise ValueError('formula has no outcome: write "outcome ~ terms".')
+    (component,) = response.term.components
+    call = getattr(component, "call", None)
+    if call is None:
+        if component.reference is not None:
+            raise ValueError(
+                "formula: leave out the level of the outcome, and code it as Binary in the schema."
+            )
+        return component.name, None
+    names = component.var_names
+    if len(names) != 1:
+        raise ValueError(
+            f"formula has the outcome {component.name}: use one column, with counts of trials as "
+            "one record each."
+        )
+    if _ufunc(call.callee) is None:
+        raise ValueError(f"formula: the outcome may be a column or np.log of it, not {call}.")
+    return next(iter(names)), call
+
+
+def _calls(description: Any) -> list[Any]:
+    """Returns all calls of a formula, also those within others."""
+    found = []
+    components: list[Any] = []
+    for term in description.common_terms:
+        components += getattr(term, "components", [])
+    for term in description.group_terms:
+        components += [*getattr(term.expr, "components", []), *term.factor.components]
+    waiting = [component.call for component in components if hasattr(component, "call")]
+    while waiting:
+        part = waiting.pop()
+        if hasattr(part, "callee"):
+            found.append(part)
+        waiting += [*getattr(part, "args", ()), *getattr(part, "kwargs", {}).values()]
+    return found
+
+
+def _ufunc(name: str) -> np.ufunc | None:
+    """Returns NumPy's function of each value by itself that a formula calls, if it is one."""
+    parts = name.split(".")
+    return getattr(_UFUNCS, parts[1], None) if len(parts) == 2 and parts[0] in _MODULES else None
+
+
+_MODULES = ("np", "numpy")
+
+_UFUNCS = types.SimpleNamespace(
+    **{
+        name: value
+        for name, value in vars(np).items()
+        if isinstance(value, np.ufunc) and value.signature is None and value.nin == 1
+    }
+)
+
+
+def _levels(column: Column) -> list[Any]:
+    """Returns all levels of a column, or its bounds."""
+    if isinstance(column, Categorical):
+        return list(column.categories)
+    if isinstance(column, Integer) and column.upper - column.lower < MOST_LEVELS:
+        return list(range(int(column.lower), int(column.upper) + 1))
+    if isinstance(column, Date):
+        return [np.datetime64(column.as_text(end)) for end in (column.lower, column.upper)]
+    if isinstance(column, Numeric):
+        return [column.lower, column.upper]
+    return [0, 1]

@@ -1,0 +1,217 @@
+"""`regression`: a formula, a data set, a schema and an epsilon give a private posterior."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi.data import Schema
+from tfp_dpvi.data.columns import Numeric, converted
+from tfp_dpvi.models import DPVI
+from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.regressions.design import Design
+from tfp_dpvi.regressions.families import (
+    COEFFICIENT_SD,
+    FAMILIES,
+    INTERCEPT_SD,
+    Layout,
+    Outcome,
+    check_outcome,
+    likelihood,
+    make_prior,
+    outcome_of,
+)
+from tfp_dpvi.regressions.result import Parts, Regression
+
+if TYPE_CHECKING:
+    from tfp_dpvi.data.schema import TableData
+
+# Invented records whose rows set the coordinates of scoring steps.
+_NUM_PUBLIC = 2000
+_SEED_PUBLIC = 7
+
+
+def regression(
+    formula: str,
+    data: TableData,
+    family: str,
+    schema: Schema | Mapping[str, Any],
+    *,
+    epsilon: float,
+    delta: float,
+    priors: Mapping[str, Any] | None = None,
+    ledger: PrivacyLedger | None = None,
+    missing: str | None = None,
+    outside: str = "refuse",
+    constants: Mapping[str, Any] | None = None,
+    num_records: int | None = None,
+    seed: int | None = None,
+) -> Regression:
+    """Fits a Bayesian regression with differential privacy; there is nothing to tune.
+
+    Args:
+      formula: "outcome ~ terms" as in R and Bambi, read by formulae: common effects, interactions
+        (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
+        effects `(1 | g)`. Levels, knots, means and scales are the schema's.
+      data: A data set with the formula's columns, one row a record; others are ignored.
+      family: "normal", "bernoulli", "poisson", "negative_binomial", "categorical" or "ordinal".
+      schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
+      epsilon: The privacy loss of the fit.
+      delta: Its delta, below one over the number of records.
+      priors: Priors by the names of terms, coefficients or "Intercept": a pair of mean and standard
+        deviation, or a `tfd.Normal`, in the units of the formula. That of "Intercept" is for
+        records at the typical values of the covariates. Others are normal with mean 0 and standard
+        deviation 2.5 (ordinal: 1) for columns scaled to a typical deviation of 1, and outcomes
+        likewise in a normal family, as rstanarm's.
+      ledger: A `PrivacyLedger`, for instance on disk; by default one in memory.
+      missing: None, or "indicator" for columns that may have missing values: these take the typical
+        value, or a level of their own, and an indicator column is added.
+      outside: "refuse", or "clip" for numbers outside of their bounds.
+      constants: Public numbers or lists that the formula names, such as knots.
+      num_records: The public number of records; by default the exact one is taken as public.
+      seed: Makes the noise repeatable, and the result *not private*.
+
+    Returns:
+      The fitted `Regression`.
+
+    Raises:
+      ImportError: formulae is not installed.
+      ValueError: Formula, schema and data do not fit; no privacy was spent.
+
+    ```python
+    >>> import numpy as np
+    >>> import tfp_dpvi as dpvi
+    >>> schema = {
+    ...     "visits": {"type": "integer", "lower": 0, "upper": 60},
+    ...     "age": {"type": "integer", "lower": 18, "upper": 90},
+    ... }
+    >>> dpvi.regression("visits ~ 0", {}, "poisson", schema, epsilon=1.0, delta=1e-5)
+    Traceback (most recent call last):
+    ...
+    ValueError: formula has no terms: write, for instance, y ~ 1 + x.
+
+    ```
+
+    #### Formal guarantee
+
+    The result is (epsilon, delta)-differentially private as `DPVI.fit`: each record's design row is
+    a function of that record and the schema alone. That values outside of the schema are refused
+    depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
+    """
+    check.one_of("family", family, FAMILIES)
+    if not isinstance(schema, Schema):
+        schema = Schema.from_dict(schema)
+    design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
+    column = schema.columns[design.outcome]
+    check_outcome(family, design.outcome, column)
+    if design.has_transformed_outcome and family != "normal":
+        raise ValueError(
+            f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
+        )
+    if family == "categorical" and design.groups:
+        raise ValueError('family="categorical" has no group effects: use common ones, + g.')
+    parts = _parts(design, family, priors or {})
+    model = DPVI(
+        functools.partial(make_prior, **parts.prior),
+        functools.partial(likelihood, **parts.likelihood),
+        seed=seed,
+    )
+    model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
+    y = _outcome_values(design, family, parts.outcome, data)
+    x = parts.inputs(design.rows(data))
+    public = parts.inputs(design.rows(design.simulated(_NUM_PUBLIC, _SEED_PUBLIC)))
+    model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
+    return Regression(design, parts, model)
+
+
+def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
+    """Returns the model's description as plain values."""
+    column = design.schema.columns[design.outcome]
+    location, scale = 0.0, 1.0
+    if isinstance(column, Numeric):
+        location, scale = column.location, column.deviation
+        if design.has_transformed_outcome:
+            simulated = np.asarray(design.schema.simulate(4000)[design.outcome], np.float64)
+            simulated = design.transformed_outcome(simulated)
+            simulated = simulated[np.isfinite(simulated)]
+            location, scale = float(simulated.mean()), float(simulated.std())
+    outcome = outcome_of(family, column, location, scale)
+    sizes = tuple(len(group.labels) for group in design.groups)
+    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes)
+    unit = outcome.scale if family == "normal" else 1.0
+    given, intercept = _priors(design, priors, unit, COEFFICIENT_SD[family])
+    centre = 0.0 if family in ("normal", "categorical") else outcome.location
+    if intercept is None:
+        intercept = (centre, INTERCEPT_SD)
+    elif family == "normal":
+        intercept = ((intercept[0] - outcome.location) / unit, intercept[1] / unit)
+    return Parts(
+        family=family,
+        outcome=outcome,
+        layout=layout,
+        coefficients=tuple(given),
+        intercept=intercept,
+        location=tuple(design.location.tolist()),
+        scale=tuple(design.scale.tolist()),
+    )
+
+
+def _priors(
+    design: Design, priors: Mapping[str, Any], unit: float, deviation: float
+) -> tuple[list[tuple[float, float]], tuple[float, float] | None]:
+    """Returns means and deviations of coefficients on the model's scale, and the intercept's."""
+    known = [*design.terms, *design.labels, "Intercept"]
+    if unknown := [name for name in priors if name not in known]:
+        raise ValueError(f"priors has {unknown}, which are no terms: use {', '.join(known)}.")
+    pairs = {name: _pair(name, prior) for name, prior in priors.items()}
+    result = [(0.0, deviation)] * len(design.labels)
+    for name, place in design.terms.items():
+        for number in range(place.start, place.stop):
+            pair = pairs.get(design.labels[number], pairs.get(name))
+            if pair is not None:
+                factor = design.scale[number] / unit
+                result[number] = (pair[0] * factor, pair[1] * factor)
+    return result, pairs.get("Intercept")
+
+
+def _pair(name: str, prior: Any) -> tuple[float, float]:
+    if hasattr(prior, "loc") and type(prior).__name__ == "Normal":
+        prior = (prior.loc, prior.scale)
+    try:
+        mean, deviation = (float(value) for value in prior)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"priors[{name!r}] must be a mean and a standard deviation, such as (0, 1), or a "
+            f"tfd.Normal of numbers: got {check.shown(prior)}."
+        ) from None
+    if not (np.isfinite(mean) and 0.0 < deviation < np.inf):
+        raise ValueError(f"priors[{name!r}] needs a finite mean and a positive deviation.")
+    return mean, deviation
+
+
+def _outcome_values(design: Design, family: str, outcome: Outcome, data: TableData) -> np.ndarray:
+    name = design.outcome
+    column = design.schema.columns[name]
+    values = design.schema.part([name]).arrays(data)[name]
+    if not isinstance(column, Numeric):
+        return column.encode(name, values).astype(np.float32)
+    numbers, strange = converted(column.to_numbers, values)
+    if design.outside == "clip":
+        values = np.where(strange | np.isnan(numbers), values, column.clipped(numbers))
+    column.encode(name, values)
+    numbers = np.asarray(values, np.float64)
+    if family == "ordinal":
+        return (numbers - column.lower).astype(np.float32)
+    if family == "normal":
+        numbers = design.transformed_outcome(numbers)
+        if not np.isfinite(numbers).all():
+            raise ValueError(
+                f"the outcome {design.outcome_text} is not finite in "
+                f"{check.rows(~np.isfinite(numbers))}: use np.log1p, or other bounds."
+            )
+        numbers = (numbers - outcome.location) / outcome.scale
+    return numbers.astype(np.float32)

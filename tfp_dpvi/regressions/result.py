@@ -1,0 +1,525 @@
+"""The result of a regression, in the user's units."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import html
+import json
+import os
+import tempfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi.data import Schema
+from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.models import DPVI, load_model
+from tfp_dpvi.regressions import plots
+from tfp_dpvi.regressions.design import Design, Rows
+from tfp_dpvi.regressions.families import LINKS, Layout, Outcome, outcome_levels
+
+if TYPE_CHECKING:
+    import pandas
+
+    from tfp_dpvi.data.schema import TableData
+
+_NUM_DRAWS = 4000
+_NUM_PREDICTIVE = 1000
+_SHARES = ("noise", "data", "prior")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A regression's model as plain values.
+
+    Attributes:
+      family: The family.
+      outcome: How the outcome enters.
+      layout: The columns of the inputs.
+      coefficients: Prior mean and deviation of each coefficient, on the model's scale.
+      intercept: Those of the intercept or the first threshold.
+      location: What is subtracted from each common column.
+      scale: What it is divided by.
+    """
+
+    family: str
+    outcome: Outcome
+    layout: Layout
+    coefficients: tuple[tuple[float, float], ...]
+    intercept: tuple[float, float]
+    location: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @property
+    def prior(self) -> dict[str, Any]:
+        """Arguments of `make_prior`."""
+        return {
+            **self.likelihood,
+            "coefficients": [list(pair) for pair in self.coefficients],
+            "intercept": list(self.intercept),
+        }
+
+    @property
+    def likelihood(self) -> dict[str, Any]:
+        """Arguments of `likelihood`."""
+        outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
+        outcome["cuts"] = list(outcome["cuts"])
+        layout["group_sizes"] = list(layout["group_sizes"])
+        return {"family": self.family, "outcome": outcome, "layout": layout}
+
+    def inputs(self, rows: Rows) -> np.ndarray:
+        """Returns the model's inputs, float32 [n, columns].
+
+        Args:
+          rows: Design rows.
+        """
+        common = (rows.common - np.array(self.location)) / np.array(self.scale)
+        offset = rows.offset[:, None]
+        if self.family == "normal":
+            offset = offset / self.outcome.scale
+        return np.concatenate([common, offset, rows.groups], axis=1).astype(np.float32)
+
+    def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:
+        """Returns draws of named numbers in the units of the formula, each of shape [S].
+
+        Args:
+          draws: Draws of the model's parameters, in the first dimension.
+          design: The design.
+        """
+        unit = self.outcome.scale if self.family == "normal" else 1.0
+        num = self.layout.num_common
+        blocks = self.outcome.levels - 1 if self.family == "categorical" else 1
+        size = len(next(iter(draws.values())))
+        scaled = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
+        slopes = scaled * unit / np.array(self.scale)
+        shift = slopes @ np.array(self.location)
+        named: dict[str, np.ndarray] = {}
+        names = [""]
+        if self.family == "categorical":
+            levels = outcome_levels(design.schema.columns[design.outcome])
+            names = [f"{level}: " for level in levels[1:]]
+        for block, start in enumerate(names):
+            if self.layout.has_intercept:
+                intercept = draws["intercept"].reshape(size, blocks)[:, block] * unit
+                base = self.outcome.location if self.family == "normal" else 0.0
+                named[f"{start}Intercept"] = base + intercept - shift[:, block]
+            for place, label in enumerate(design.labels):
+                named[f"{start}{label}"] = slopes[:, block, place]
+        if self.family == "ordinal":
+            levels = outcome_levels(design.schema.columns[design.outcome])
+            gaps = draws.get("gaps", np.zeros([size, 0]))
+            for place in range(len(levels) - 1):
+                cut = draws["threshold"] + gaps[:, :place].sum(axis=1) + shift[:, 0]
+                named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
+        if "sigma" in draws:
+            named["sigma"] = draws["sigma"] * unit
+        if "alpha" in draws:
+            named["alpha"] = draws["alpha"]
+        first = 0
+        for place, group in enumerate(design.groups):
+            named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit
+            for number, label in enumerate(group.labels):
+                named[label] = draws["group"][:, first + number] * unit
+            first += len(group.labels)
+        return named
+
+    def names_of_model(self, design: Design) -> dict[str, str]:
+        """Returns, by the names in the user's units, the names of the model's parameters.
+
+        Args:
+          design: The design.
+        """
+        num = self.layout.num_common
+        found: dict[str, str] = {}
+        starts = [""]
+        if self.family == "categorical":
+            levels = outcome_levels(design.schema.columns[design.outcome])
+            starts = [f"{level}: " for level in levels[1:]]
+        for block, start in enumerate(starts):
+            entry = f"[{block}]" if self.family == "categorical" else ""
+            found[f"{start}Intercept"] = f"intercept{entry}"
+            for place, label in enumerate(design.labels):
+                found[f"{start}{label}"] = f"coefficients[{block * num + place}]"
+        first = 0
+        for place, group in enumerate(design.groups):
+            found[f"sd({group.name})"] = f"group_sd[{place}]"
+            for number, label in enumerate(group.labels):
+                found[label] = f"group[{first + number}]"
+            first += len(group.labels)
+        return {**found, "sigma": "sigma", "alpha": "alpha"}
+
+
+class Regression:
+    """A fitted regression: everything it returns is released, and costs no more privacy.
+
+    `dpvi.regression` makes it; `print` shows warnings first. `docs/regression.md` shows its use.
+
+    Args:
+      design: The design.
+      parts: The model's description.
+      model: The fitted model.
+
+    Attributes:
+      design: The design of the formula.
+      parts: The model's description, on its own scale.
+      model: The `DPVI` behind it.
+
+    ```python
+    >>> from tfp_dpvi.regressions import Regression
+    >>> Regression.load("none.zip")
+    Traceback (most recent call last):
+    ...
+    ValueError: path='none.zip' is no file that Regression.save wrote.
+
+    ```
+    """
+
+    def __init__(self, design: Design, parts: Parts, model: DPVI) -> None:
+        self.design = design
+        self.parts = parts
+        self.model = model
+
+    @functools.cached_property
+    def _draws(self) -> dict[str, np.ndarray]:
+        draws = self.model.posterior_sample(_NUM_DRAWS, seed=0)
+        return {name: np.asarray(part, np.float64) for name, part in dict(draws).items()}
+
+    @functools.cached_property
+    def draws(self) -> dict[str, np.ndarray]:
+        """Posterior draws of coefficients in the units of the formula, each of shape [4000]."""
+        return self.parts.in_units(self._draws, self.design)
+
+    @functools.cached_property
+    def _posterior_summary(self) -> Any:
+        return self.model.posterior_summary()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on what is wrong, or may be, with the intervals."""
+        checks = self._posterior_summary.checks
+        if checks is None:
+            return ["the posterior is not calibrated: its intervals do not include the noise"]
+        return [self._translated(sentence) for sentence in checks.warnings]
+
+    def _translated(self, sentence: str) -> str:
+        """Returns a sentence with the formula's names for the model's."""
+        ours = self.parts.names_of_model(self.design)
+        for name, inner in sorted(ours.items(), key=lambda pair: -len(pair[1])):
+            if "[" in inner:
+                sentence = sentence.replace(inner, name)
+        return sentence
+
+    def summary(self, level: float = 0.94) -> pandas.DataFrame:
+        """Returns a table of coefficients in the units of the formula.
+
+        Args:
+          level: The probability of the intervals, which are central.
+
+        Returns:
+          A pandas DataFrame with the columns "mean", "sd", the interval's ends, and "noise", "data"
+          and "prior", the shares of the variance; a row each coefficient.
+        """
+        import pandas
+
+        level = check.probability("level", level)
+        tail = (1.0 - level) / 2.0
+        summary = self._posterior_summary
+        shares = {}
+        if "noise" in summary.columns:
+            stacked = zip(*(summary.columns[name] for name in _SHARES), strict=True)
+            shares = dict(zip(summary.names, stacked, strict=True))
+        inner = self.parts.names_of_model(self.design)
+        rows = {}
+        for name, draws in self.draws.items():
+            low, high = np.quantile(draws, [tail, 1.0 - tail])
+            share = shares.get(inner.get(name, ""), (np.nan,) * 3)
+            ends = {f"hdi_{100 * tail:g}%": low, f"hdi_{100 * (1 - tail):g}%": high}
+            ends = {key.replace("hdi", "eti"): value for key, value in ends.items()}
+            named = dict(zip(_SHARES, share, strict=True))
+            rows[name] = {"mean": draws.mean(), "sd": draws.std(), **ends, **named}
+        return pandas.DataFrame.from_dict(rows, orient="index")
+
+    def choices(self) -> list[str]:
+        """Returns each choice that was made, as sentences."""
+        parts, design = self.parts, self.design
+        found = [f"family {parts.family}, link {LINKS[parts.family]}"]
+        if parts.family == "normal":
+            found.append(
+                f"outcome scaled by the schema: ({design.outcome_text} - "
+                f"{parts.outcome.location:.4g}) / {parts.outcome.scale:.4g}"
+            )
+        where = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
+        unit = parts.outcome.scale if parts.family == "normal" else 1.0
+        for label, location, scale, (mean, deviation) in where:
+            prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
+            scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
+            found.append(f"prior of {label}: {prior}{scaled}")
+        mean, deviation = parts.intercept
+        if parts.family == "ordinal":
+            found.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
+            found.append("prior of the distances of thresholds: lognormal(log typical, 1)")
+        elif parts.layout.has_intercept:
+            base = parts.outcome.location if parts.family == "normal" else 0.0
+            found.append(
+                f"prior of the intercept at typical covariates: normal("
+                f"{base + mean * unit:.3g}, {deviation * unit:.3g})"
+            )
+        if parts.family == "normal":
+            found.append(f"prior of sigma: halfnormal({unit:.3g})")
+        if parts.family == "negative_binomial":
+            found.append("prior of alpha (variance = mean + alpha mean^2): lognormal(0, 1)")
+        found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
+        if design.missing is not None:
+            found.append("missing covariates: typical value and an indicator")
+        if design.outside == "clip":
+            found.append("numbers outside of their bounds: clipped to them")
+        found.append("public inputs: invented records of the schema, columns independent")
+        return found
+
+    def report(self) -> str:
+        """Returns the privacy report, the schema, every choice and the warnings, as text."""
+        return "\n\n".join(
+            [
+                self._heading(),
+                "Warnings: " + ("; ".join(self.warnings) or "none") + ".",
+                "Public, by the schema:\n" + str(self.design.schema),
+                "Choices:\n" + "\n".join(f"- {choice}" for choice in self.choices()),
+                str(self.model.privacy_report()),
+            ]
+        )
+
+    def _heading(self) -> str:
+        report = self.model.privacy_report()
+        return (
+            f"{self.design.formula}   ({self.parts.family}, {report.num_records} records, "
+            f"epsilon {report.epsilon:.2g}, delta {report.delta:.2g})"
+        )
+
+    def __repr__(self) -> str:
+        table = self.summary().to_string(float_format=lambda value: f"{value:.3g}", na_rep="-")
+        lines = [self._heading(), *(f"WARNING: {text}." for text in self.warnings)]
+        return "\n".join([*lines, table, "noise, data, prior: shares of the variance."])
+
+    def _repr_html_(self) -> str:
+        table = self.summary().to_html(float_format=lambda value: f"{value:.3g}", na_rep="-")
+        warned = "".join(
+            f"<p><strong>Warning:</strong> {html.escape(text)}.</p>" for text in self.warnings
+        )
+        return f"<p>{html.escape(self._heading())}</p>{warned}{table}"
+
+    # ------------------------------------------------------------------ predictions
+
+    def predict(self, data: TableData, level: float = 0.94, seed: int = 0) -> pandas.DataFrame:
+        """Returns expected outcomes of new records, with intervals.
+
+        Args:
+          data: A data set with the covariates' columns.
+          level: The probability of the intervals, which are central.
+          seed: The seed of the draws of outcomes.
+
+        Returns:
+          A pandas DataFrame with a row each record: "mean", "mean_low" and "mean_high" of the
+          expected outcome, "low" and "high" of outcomes; for categorical and ordinal families the
+          mean and the ends of each level's probability.
+        """
+        import pandas
+
+        tail = (1.0 - check.probability("level", level)) / 2.0
+        means, outcomes = self._predicted(self.design.rows(data), seed)
+        if means.ndim == 3:
+            levels = outcome_levels(self.design.schema.columns[self.design.outcome])
+            low, high = np.quantile(means, [tail, 1.0 - tail], axis=0)
+            columns = {}
+            for place, name in enumerate(levels):
+                columns[name] = means[:, :, place].mean(axis=0)
+                columns[f"{name} low"] = low[:, place]
+                columns[f"{name} high"] = high[:, place]
+            return pandas.DataFrame(columns)
+        ends = [tail, 1.0 - tail]
+        mean_low, mean_high = np.quantile(means, ends, axis=0)
+        low, high = np.quantile(outcomes, ends, axis=0)
+        return pandas.DataFrame(
+            {
+                "mean": means.mean(axis=0),
+                "mean_low": mean_low,
+                "mean_high": mean_high,
+                "low": low,
+                "high": high,
+            }
+        )
+
+    def _score(self, rows: Rows) -> np.ndarray:
+        """Returns draws of the linear predictor on the model's scale, [S, n] or [S, n, blocks]."""
+        inputs = self.parts.inputs(rows).astype(np.float64)
+        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        num, layout = self.parts.layout.num_common, self.parts.layout
+        offset = inputs[:, num]
+        blocks = self.parts.outcome.levels - 1 if self.parts.family == "categorical" else 1
+        size = len(next(iter(draws.values())))
+        slopes = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
+        score = np.einsum("sbp,np->snb", slopes, inputs[:, :num]) + offset[None, :, None]
+        if layout.has_intercept:
+            score += draws["intercept"].reshape(size, 1, blocks)
+        if layout.group_sizes:
+            score += (draws["group"] @ inputs[:, num + 1 :].T)[:, :, None]
+        return score
+
+    def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns draws of expected outcomes (or probabilities) and of outcomes."""
+        family, outcome = self.parts.family, self.parts.outcome
+        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        generator = np.random.default_rng(seed)
+        scores = self._score(rows)
+        if family == "categorical":
+            logits = np.concatenate([np.zeros_like(scores[:, :, :1]), scores], axis=2)
+            exp = np.exp(logits - logits.max(axis=2, keepdims=True))
+            shares = exp / exp.sum(axis=2, keepdims=True)
+            return shares, shares
+        score = scores[:, :, 0]
+        if family == "normal":
+            mean = score * outcome.scale + outcome.location
+            noise = draws["sigma"][:, None] * outcome.scale
+            return mean, mean + noise * generator.normal(size=mean.shape)
+        if family == "bernoulli":
+            mean = 1.0 / (1.0 + np.exp(-score))
+            return mean, (generator.random(mean.shape) < mean).astype(np.float64)
+        if family == "ordinal":
+            gaps = draws.get("gaps", np.zeros([len(score), 0]))
+            zero = np.zeros([len(score), 1])
+            cuts = draws["threshold"][:, None] + np.concatenate([zero, gaps.cumsum(axis=1)], axis=1)
+            below = 1.0 / (1.0 + np.exp(score[:, :, None] - cuts[:, None, :]))
+            ends = np.zeros_like(below[:, :, :1])
+            shares = np.diff(np.concatenate([ends, below, ends + 1.0], axis=2), axis=2)
+            return shares, shares
+        mean = np.exp(score)
+        if family == "poisson":
+            return mean, generator.poisson(np.minimum(mean, 1e15)).astype(np.float64)
+        size = 1.0 / draws["alpha"][:, None]
+        rates = generator.gamma(np.broadcast_to(size, mean.shape)) * mean / size
+        return mean, generator.poisson(np.minimum(rates, 1e15)).astype(np.float64)
+
+    def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
+        """Returns expected outcomes as one covariate varies and others have typical values.
+
+        Args:
+          name: The covariate.
+          num: The number of values of a numeric covariate, between its bounds.
+          level: The probability of the intervals.
+
+        Returns:
+          As `predict`, with the covariate's values in the first column.
+        """
+        design = self.design
+        if name not in design.schema.columns or name == design.outcome:
+            known = [each for each in design.schema.names if each != design.outcome]
+            raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(known)}.")
+        column = design.schema.columns[name]
+        values: Any
+        if isinstance(column, Numeric):
+            values = np.linspace(column.lower, column.upper, num)
+            values = np.unique(np.round(values)) if column.step else values
+        else:
+            values = column.values(np.arange(column.num_levels), np.random.default_rng(0))
+        records = {
+            other: _typical(each, len(values))
+            for other, each in design.schema.columns.items()
+            if other != design.outcome
+        }
+        records[name] = values
+        table = self.predict(records, level)
+        table.insert(0, name, values)
+        return table
+
+    def plot(self, name: str | None = None, ax: Any = None) -> Any:
+        """Draws intervals of the coefficients, or the effect of a covariate with its band.
+
+        Args:
+          name: None for the coefficients, or a covariate.
+          ax: Axes of matplotlib; None for new ones.
+
+        Returns:
+          The axes.
+        """
+        outcome = self.design.outcome_text
+        if name is None:
+            return plots.forest(self.draws, outcome, ax)
+        return plots.effect(self.effects(name), self.design.schema.columns[name], outcome, ax)
+
+    # ------------------------------------------------------------------ other forms
+
+    def to_inference_data(self) -> Any:
+        """Returns ArviZ's data of the coefficients in the units of the formula (extra `arviz`)."""
+        import arviz
+
+        chains = {name: draws.reshape(4, -1) for name, draws in self.draws.items()}
+        return arviz.from_dict(posterior=chains)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the regression with its model and ledger to one file, a zip archive.
+
+        Args:
+          path: The file's path.
+        """
+        design = self.design
+        described = {
+            "formula": design.formula,
+            "schema": design.schema.to_dict(),
+            "missing": design.missing,
+            "outside": design.outside,
+            "constants": {
+                name: np.asarray(value).tolist() for name, value in design.constants.items()
+            },
+            "parts": dataclasses.asdict(self.parts),
+        }
+        text = json.dumps(described)
+        with tempfile.TemporaryDirectory() as folder:
+            inner = os.path.join(folder, "model.keras")
+            self.model.save(inner)
+            with zipfile.ZipFile(path, "w") as archive:
+                archive.write(inner, "model.keras")
+                archive.writestr("regression.json", text)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Regression:
+        """Returns the regression that `save` wrote.
+
+        Args:
+          path: The file's path.
+
+        Raises:
+          ValueError: The file is none of `save`.
+        """
+        path = os.fspath(path)
+        try:
+            with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+                described = json.loads(archive.read("regression.json"))
+                model = load_model(archive.extract("model.keras", folder))
+        except (OSError, zipfile.BadZipFile, KeyError, json.JSONDecodeError):
+            raise ValueError(f"path={path!r} is no file that Regression.save wrote.") from None
+        fields = described["parts"]
+        fields["outcome"] = Outcome(
+            **{**fields["outcome"], "cuts": tuple(fields["outcome"]["cuts"])}
+        )
+        sizes = tuple(fields["layout"]["group_sizes"])
+        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
+        fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
+        for name in ("intercept", "location", "scale"):
+            fields[name] = tuple(fields[name])
+        design = Design(
+            described["formula"],
+            Schema.from_dict(described["schema"]),
+            missing=described["missing"],
+            outside=described["outside"],
+            constants=described["constants"],
+        )
+        return cls(design, Parts(**fields), model)
+
+
+def _typical(column: Any, num: int) -> np.ndarray:
+    if isinstance(column, Numeric):
+        value = round(column.location) if column.step else column.location
+        return np.full(num, value)
+    return column.values(np.zeros(num, np.int64), np.random.default_rng(0))
