@@ -115,20 +115,17 @@ class Caution:
         self._sums: dict[str, np.ndarray] | None = None
         self._last: tuple[np.ndarray, np.ndarray] | None = None
 
-    def released(
-        self, sums: dict[str, np.ndarray], whitening: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def released(self, sums: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the mean score of a record since the last call, and where it was taken.
 
         Args:
           sums: The sums of steps, scores in whitened coordinates and parameters so far.
-          whitening: W of the scores since the last call.
         """
         before = self._sums or {name: np.zeros_like(part) for name, part in sums.items()}
         self._sums = sums
         num = max(float(sums["steps"] - before["steps"]), 1.0)
         score, place = ((sums[name] - before[name]) / num for name in ("gradient", "theta"))
-        return np.linalg.solve(whitening, score), place
+        return score, place
 
     def judge(self, pull: np.ndarray, place: np.ndarray, noise: float) -> np.ndarray | None:
         """Changes `share`, and returns the parameters to go back to, or None.
@@ -142,11 +139,12 @@ class Caution:
         if last is None or min(np.linalg.norm(pull), np.linalg.norm(last[0])) < _CLEAR * noise:
             return None
         before, here = np.linalg.norm(last[0]), np.linalg.norm(pull)
-        if here > _WORSE * before:
+        turn = float(pull @ last[0]) / (before * here)
+        # A score that grows on its way is that of a scale that shrinks.
+        if here > _WORSE * before and turn < 0.0:
             self.share = max(self.share / 4.0, _LEAST_SHARE)
             self._last = last
             return last[1]
-        turn = float(pull @ last[0]) / (before * here)
         if turn < 0.0:
             self.share = max(self.share / 2.0, _LEAST_SHARE)
         elif turn > _STRAIGHT:
@@ -394,10 +392,10 @@ class Scoring:
             name: np.asarray(part).sum(axis=0) for name, part in accumulated["curvature"].items()
         }
         whitening = self._coordinates.whitening
-        score, place = self._caution.released(sums, whitening)
-        raw = score - self._prior_per_record() @ (place - self.prior.mean)
+        score, place = self._caution.released(sums)
+        pull = score - whitening @ self._prior_per_record() @ (place - self.prior.mean)
         noise = mechanism.deviations[0] / mechanism.expected_batch_size * math.sqrt(self.size)
-        back = self._caution.judge(whitening @ raw, place, noise)
+        back = self._caution.judge(pull, place, noise)
         if back is not None:
             self.theta.assign(back)
 
