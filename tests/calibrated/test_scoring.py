@@ -535,7 +535,7 @@ def test_intervals_in_dollars_cover(num_sets):
     empty = as_float(np.zeros(INCOMES))
     generator = np.random.default_rng(0)
     inputs = as_float(generator.normal(size=300))
-    fit = fits.Fits(prior, incomes, empty, empty, inputs, epsilon=0.4)
+    fit = fits.Fits(prior, incomes, empty, empty, inputs, epsilon=0.3)
     covered, squares, faulty, widths = [], [], [], []
 
     def squared_distances(posterior, truth):
@@ -560,7 +560,7 @@ def test_intervals_in_dollars_cover(num_sets):
     assert np.sum(covered) >= least
     assert np.sum(squares) < most
     assert np.sum(faulty) > most, "a posterior without the noise would pass"
-    assert np.median(widths) < 5.0
+    assert np.median(widths) < 7.0
 
 
 def test_without_a_budget_the_posterior_is_the_prior_and_no_wider():
