@@ -16,6 +16,7 @@ from support import statistics
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.calibrated.centred import (
+    WIDER,
     CentredScores,
     centre_outcomes,
     centre_two_outcomes,
@@ -24,6 +25,7 @@ from tfp_dpvi.calibrated.centred import (
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.scores import ModelScores
 from tfp_dpvi.calibrated.whitening import ReleasedSums, SimulatedMoments, draw_curvatures
+from tfp_dpvi.calibrated.wider import SimulatedWider
 from tfp_dpvi.gradients import Clip, Released, joint_sensitivity
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.privacy import Sensitivity
@@ -172,6 +174,7 @@ def test_its_mean_is_zero_for_any_number_of_twins(family, num_twins):
                 psi = centred.psi.numpy()
                 case = f"{name}, C = {bound}, {number} iterations"
                 check_mean(psi, f"psi ({case})")
+                check_mean(centred.wider.numpy(), f"psi under the wider clip ({case})")
                 excess = np.sum(psi**2, axis=1) - centred.expected
                 if num_twins == 1:  # A pair's are opposite.
                     np.testing.assert_allclose(excess, 0.0, atol=1e-12)
@@ -198,9 +201,13 @@ def test_outcomes_of_few_values_have_the_mean_zero_exactly(iterations):
     for name in WHITENINGS:
         for bound in CLIPS:
             _, probability, each = of_values(bound, iterations, name)
-            psi = np.stack([centred.psi for centred in each], axis=1)
-            mean = np.einsum("nj,njd->nd", probability, psi)
-            np.testing.assert_allclose(mean, 0.0, atol=1e-14)
+            psi, wider = (
+                np.stack([getattr(centred, part) for centred in each], axis=1)
+                for part in ("psi", "wider")
+            )
+            for rows in (psi, wider):
+                mean = np.einsum("nj,njd->nd", probability, rows)
+                np.testing.assert_allclose(mean, 0.0, atol=1e-14)
             variance = np.einsum("nj,njd,njd->n", probability, psi, psi)
             np.testing.assert_allclose(each[0].expected, variance, rtol=1e-9)
 
@@ -226,6 +233,10 @@ def test_two_outcomes_have_the_mean_zero_exactly():
         weights = probability[:, None]
         mean = weights * one.psi + (1.0 - weights) * zero.psi
         np.testing.assert_allclose(mean, 0.0, atol=1e-15)
+        wide = of_two(difference, probability, 1, WIDER * bound)
+        np.testing.assert_allclose(one.wider, wide.psi, rtol=1e-12)
+        slope = np.trace(matrices(*wide.slope), axis1=1, axis2=2)
+        np.testing.assert_allclose(one.wider_slope, slope, rtol=1e-9)
         squares = [np.sum(np.square(centred.psi), axis=1) for centred in (zero, one)]
         variance = (1.0 - probability) * squares[0] + probability * squares[1]
         np.testing.assert_allclose(one.expected, variance, rtol=1e-9)
@@ -288,16 +299,20 @@ def test_the_slope_is_the_derivative_of_the_mean_in_the_true_parameters(num_twin
 @pytest.mark.parametrize("iterations", ITERATIONS)
 def test_the_slope_for_three_outcomes_is_exact(iterations):
     scores, probability, each = of_values(0.5, iterations, num=20)
-    psi = np.stack([centred.psi for centred in each], axis=1)
 
-    def mean_at(shift):
-        _, moved = three_values(20, shift)
-        return np.einsum("nj,njd->nd", moved, psi)
+    def derivative_of(part):
+        rows = np.stack([getattr(centred, part) for centred in each], axis=1)
+        places = 1e-5 * np.eye(2)
+        means = [
+            [np.einsum("nj,njd->nd", three_values(20, side * place)[1], rows) for side in (1, -1)]
+            for place in places
+        ]
+        return np.stack([(high - low) / 2e-5 for high, low in means], axis=-1)
 
-    places = 1e-5 * np.eye(2)
-    derivatives = [(mean_at(place) - mean_at(-place)) / 2e-5 for place in places]
     slopes = matrices(*each[0].slope)
-    np.testing.assert_allclose(np.stack(derivatives, axis=-1), slopes, atol=1e-9)
+    np.testing.assert_allclose(derivative_of("psi"), slopes, atol=1e-9)
+    traces = np.trace(derivative_of("wider"), axis1=1, axis2=2)
+    np.testing.assert_allclose(each[0].wider_slope, traces, atol=1e-9)
     if iterations == 0:
         away = scores - np.einsum("nj,njd->nd", probability, scores)[:, None]
         uncorrected = matrices(probability[..., None] * clipped(away, 0.5), away)
@@ -344,15 +359,13 @@ def variance_in_window(share_twins, rate, expected):
         2.0 * NUM,
         0.0,
         np.zeros(0),
-        1.0,
-        1.0,
-        1.0,
-        1.0,
-        1.0,
+        np.zeros(0),
+        *[1.0] * 6,
         rate,
     )
     moments = SimulatedMoments(
-        eye, eye, eye, 2.0, expected, np.zeros(2), 0.0, np.zeros([0, 2]), 1.0, *[np.zeros(0)] * 2
+        eye, 2.0, eye, eye, 2.0, expected, np.zeros(2), 0.0, np.zeros([0, 2]), 1.0,
+        *[np.zeros(0)] * 2, SimulatedWider(2.0, 2.0, expected),
     )  # fmt: skip
     found = draw_curvatures(
         sums, moments, eye,

@@ -21,7 +21,7 @@ def checks(**rows):
     return ParameterChecks(NAMES, **{name: np.ones(3) for name in FIELDS} | rows)
 
 
-FIELDS = ("reaches", "narrowing", "width")
+FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z")
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,26 @@ def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, 
     assert f" of a, b is up to {4321.0 * limit:,.0f} times" in sentence
 
 
+def test_a_shift_warns_if_it_is_large_and_no_chance():
+    large = np.array([0.9, np.nan, -3.0])
+    assert checks(shift=large, shift_z=np.array([9.0, np.nan, -4.0])).warnings == []
+    (sentence,) = checks(shift=large, shift_z=np.array([9.0, np.nan, -4.5])).warnings
+    assert "the estimate of sigma is 3 posterior standard deviations from" in sentence
+
+
+def test_checks_of_an_earlier_version_have_no_shift():
+    saved = checks().to_array()[:3]
+    loaded = ParameterChecks.from_array(NAMES, saved)
+    np.testing.assert_array_equal(loaded.to_array()[:3], saved)
+    assert np.isnan(loaded.shift).all()
+    assert loaded.warnings == []
+
+
 def test_many_parameters_are_counted():
     values = np.full(9, 100.0)
-    many = ParameterChecks([f"w[{number}]" for number in range(9)], values, values, values)
+    many = ParameterChecks(
+        [f"w[{number}]" for number in range(9)], values, values, values, values, values
+    )
     assert all(" of w[0], w[1], w[2], 6 more is " in sentence for sentence in many.warnings)
 
 

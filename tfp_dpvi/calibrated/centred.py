@@ -24,6 +24,8 @@ from tfp_dpvi.privacy import Sensitivity
 
 # Fixed-point steps for the centre.
 _ITERATIONS = 5
+# The wider clip over the clip.
+WIDER = 4.0
 # Bound on psi . u, in squares of the clip.
 _SCALE_CAP = 3.0
 # Squared noise multipliers of the joint releases over the gradient's.
@@ -44,6 +46,8 @@ class CentredScores(NamedTuple):
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, at which
         outcomes are drawn, shape [n, d].
       excess_variance: The variance of `|psi|^2` over outcomes, shape [n].
+      wider: The scores of the records' outcomes under the clip `WIDER C`, shape [n, d].
+      wider_slope: The trace of the slope of their expectation, shape [n].
     """
 
     psi: tf.Tensor
@@ -53,6 +57,8 @@ class CentredScores(NamedTuple):
     slope: tuple[tf.Tensor, tf.Tensor]
     excess_slope: tf.Tensor
     excess_variance: tf.Tensor
+    wider: tf.Tensor
+    wider_slope: tf.Tensor
 
 
 def centre_two_outcomes(
@@ -70,8 +76,8 @@ def centre_two_outcomes(
       bound: The clip C.
     """
     square = tf.reduce_sum(tf.square(difference), axis=1) + _least(difference)
-    larger = tf.maximum(probability, 1.0 - probability)
-    weight = bound / tf.maximum(tf.sqrt(square) * larger, bound)
+    longest = tf.sqrt(square) * tf.maximum(probability, 1.0 - probability)
+    weight, wide = (most / tf.maximum(longest, most) for most in (bound, WIDER * bound))
     variance = probability * (1.0 - probability)
     slope = variance * weight
     trace = slope * square
@@ -86,6 +92,8 @@ def centre_two_outcomes(
         excess_slope=(slope * weight * square * (1.0 - 2.0 * probability))[:, None] * difference,
         excess_variance=variance
         * tf.square(tf.square(weight) * square * (2.0 * probability - 1.0)),
+        wider=((outcome - probability) * wide)[:, None] * difference,
+        wider_slope=variance * wide * square,
     )
 
 
@@ -127,26 +135,28 @@ def centre_outcomes(
     square = _squares(away, gram)
     factor = _factor(square, bound)
     clipped = factor[:, None] * away
-    rest = _mean(weights, clipped)
-    shrink = bound / (bound + tf.sqrt(_squares(rest[None], gram)[0]))
-    psi = shrink * (clipped - rest)
+    psi = _of_mean_zero(weights, clipped, gram, bound)
+    wide = _of_mean_zero(
+        weights, _factor(square, WIDER * bound)[:, None] * away, gram, WIDER * bound
+    )
     trace = factor * square
     kept = model_weights * factor * _at_most(trace, bound**2)
     lengths = _squares(psi, gram)
+    wide_products = _products(wide, away, gram)
     expected = tf.reduce_sum(model_weights * lengths, axis=0)
     beyond = lengths - expected
-    own, excess_slope = (
-        tf.transpose(_mean(part, rows))
-        for part, rows in ((observed, psi), (model_weights * beyond, away))
-    )
+    own, own_wide = (tf.transpose(_mean(observed, rows)) for rows in (psi, wide))
+    excess_slope = tf.transpose(_mean(model_weights * beyond, away))
     rows = tf.transpose(tf.sqrt(kept)[:, None] * away, [2, 0, 1])
     weighted = tf.transpose(model_weights[:, None] * psi, [2, 0, 1])
     away = tf.transpose(away, [2, 0, 1])
     slope = (weighted, away)
     if jacobian is not None:
         # In d dimensions once more, since the Gram matrix may have lost digits.
-        own = _times(own[:, None], jacobian)[:, 0]
-        own *= _factor(tf.reduce_sum(tf.square(own), axis=1) + _least(own), bound)[:, None]
+        own, own_wide = (
+            _within(_times(part[:, None], jacobian)[:, 0], most)
+            for part, most in ((own, bound), (own_wide, WIDER * bound))
+        )
         rows = _times(_root(rows), jacobian)
         total = tf.reduce_sum(tf.square(rows), axis=[1, 2]) + rows.shape[1] * _least(rows)
         rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
@@ -160,7 +170,22 @@ def centre_outcomes(
         slope=slope,
         excess_slope=excess_slope,
         excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=0),
+        wider=own_wide,
+        wider_slope=tf.reduce_sum(model_weights * wide_products, axis=0),
     )
+
+
+def _of_mean_zero(
+    weights: tf.Tensor, clipped: tf.Tensor, gram: tf.Tensor | None, bound: float
+) -> tf.Tensor:
+    """Returns clipped scores less their mean, no longer than the clip, shape [J, p, n]."""
+    rest = _mean(weights, clipped)
+    return bound / (bound + tf.sqrt(_squares(rest[None], gram)[0])) * (clipped - rest)
+
+
+def _within(rows: tf.Tensor, bound: float) -> tf.Tensor:
+    """Returns rows, shape [n, d], cut to the clip once more."""
+    return rows * _factor(tf.reduce_sum(tf.square(rows), axis=1) + _least(rows), bound)[:, None]
 
 
 def _gram(jacobian: tf.Tensor) -> tf.Tensor:
@@ -217,15 +242,22 @@ def _squares(rows: tf.Tensor, gram: tf.Tensor | None = None) -> tf.Tensor:
       rows: Shape [J, p, n].
       gram: The metric, or None for the identity.
     """
+    products = _products(rows, rows, gram)
     if gram is not None:
-        products = tf.add_n(
+        return tf.maximum(products, 0.0) + tiny(rows.dtype)
+    return products + rows.shape[1] * tiny(rows.dtype)
+
+
+def _products(rows: tf.Tensor, others: tf.Tensor, gram: tf.Tensor | None) -> tf.Tensor:
+    """Returns inner products of rows, shape [J, n]; see `_squares`."""
+    if gram is not None:
+        rows = tf.add_n(
             [
                 row[:, None] * part
                 for row, part in zip(tf.unstack(rows, axis=1), tf.unstack(gram), strict=True)
             ]
         )
-        return tf.maximum(tf.reduce_sum(products * rows, axis=1), 0.0) + tiny(rows.dtype)
-    return tf.reduce_sum(tf.square(rows), axis=1) + rows.shape[1] * tiny(rows.dtype)
+    return tf.reduce_sum(rows * others, axis=1)
 
 
 def _least(rows: tf.Tensor) -> float:

@@ -257,6 +257,16 @@ def _checks(
     ranks = math.nan
     if curvatures.ranks is not None:
         ranks = curvatures.ranks.p_value(*at)
-    return checks.with_fit(
-        excess, z, ranks, ParameterChecks(coordinates.names, unknown, unknown, width)
+    shift, error = unknown.copy(), unknown.copy()
+    if curvatures.shift is not None:
+        shift[index], error[index] = curvatures.shift.of_parameters(
+            curvatures.slopes.mean(axis=0),
+            curvatures.matrices.mean(axis=0),
+            in_phi.covariance,
+            whitening,
+        )
+    sds = np.sqrt(np.diag(mixture.covariance))
+    parameters = ParameterChecks(
+        coordinates.names, unknown, unknown, width, shift / sds, shift / error
     )
+    return checks.with_fit(excess, z, ranks, parameters)

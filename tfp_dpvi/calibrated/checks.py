@@ -21,6 +21,9 @@ MOST_MISMATCH = 0.4
 MOST_LACK_OF_FIT = 4.5
 LEAST_HALVES = 0.001
 LEAST_RANKS = 1e-4
+# Of posterior standard deviations, and the probability that chance is the reason.
+MOST_SHIFT = 1.0
+LEAST_SHIFT = 1e-4
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -239,16 +242,31 @@ class ParameterChecks:
       reaches: The prior's scale over the distance that the optimizer can move a parameter in a fit.
       narrowing: How many times the prior of the curvature alone narrows the posterior's interval.
       width: The width of the posterior's 90 % interval over the prior's, see `widths`.
+      shift: By how many posterior standard deviations the estimate would move under a wider clip.
+      shift_z: The same in standard deviations of what is known of it.
     """
 
     names: Sequence[str]
     reaches: np.ndarray
     narrowing: np.ndarray
     width: np.ndarray
+    shift: np.ndarray
+    shift_z: np.ndarray
 
     def to_array(self) -> np.ndarray:
-        """Returns the diagnostics as one array of shape [3, D], to save."""
-        return np.stack([self.reaches, self.narrowing, self.width])
+        """Returns the diagnostics as one array of shape [5, D], to save."""
+        return np.stack([self.reaches, self.narrowing, self.width, self.shift, self.shift_z])
+
+    @classmethod
+    def from_array(cls, names: Sequence[str], values: np.ndarray) -> ParameterChecks:
+        """Returns the checks of `to_array`, or of an earlier version with fewer of them.
+
+        Args:
+          names: Names of the coordinates.
+          values: The array.
+        """
+        missing = np.full([5 - len(values), len(names)], math.nan)
+        return cls(names, *values, *missing)
 
     @property
     def warnings(self) -> list[str]:
@@ -272,6 +290,14 @@ class ParameterChecks:
             sentences.append(
                 f"the posterior of {wider} times as wide as the prior (limit {MOST_WIDTH:g}), "
                 "which records rarely do: training did not converge, or the likelihood does not fit"
+            )
+        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
+        moved = self._over(np.where(chance < LEAST_SHIFT, np.abs(self.shift), 0.0), MOST_SHIFT)
+        if moved:
+            sentences.append(
+                f"the estimate of {moved} posterior standard deviations from that under a wider "
+                "clip: the likelihood does not fit the tails, and a fit without privacy would "
+                "differ; try another likelihood, or more terms of x"
             )
         return sentences
 

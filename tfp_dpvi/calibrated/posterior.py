@@ -104,7 +104,7 @@ class Calibrated:
         *values, num_steps = arrays["checks"].tolist()
         checks = Checks.from_array(values)
         if "parameters" in arrays:
-            parameters = ParameterChecks(coordinates.names, *arrays["parameters"])
+            parameters = ParameterChecks.from_array(coordinates.names, arrays["parameters"])
             checks = dataclasses.replace(checks, parameters=parameters)
         distribution = mixture_distribution(mixture, coordinates)
         return cls(
@@ -182,7 +182,7 @@ class Calibrator:
         unknown = np.full(self._coordinates.num, math.nan)
         reaches = unknown.copy()
         reaches[self._index] = self._prior_scales[self._index] / reach
-        return ParameterChecks(self._coordinates.names, reaches, unknown, unknown)
+        return ParameterChecks(self._coordinates.names, reaches, *[unknown] * 4)
 
     def __call__(
         self, accumulated: dict[str, Structure], mechanism: Mechanism, reach: float = math.nan

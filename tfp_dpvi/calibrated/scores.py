@@ -148,6 +148,7 @@ class ModelScores(NamedTuple):
         usable = self.usable
         for part in (
             self.centred.psi,
+            self.centred.wider,
             self.centred.rows,
             self.centred.scale,
             self.centred.expected,

@@ -35,6 +35,7 @@ from tfp_dpvi.calibrated.whitening import (
     whitening_of,
     without_far_draws,
 )
+from tfp_dpvi.calibrated.wider import SimulatedWider, WiderClip, is_worth
 from tfp_dpvi.gradients import Clip, ClippedGradient, ClippedSum, StepGradient, StepSpec
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.vmap import weighted_sum
@@ -75,6 +76,9 @@ _WORSE = 1.5
 _STRAIGHT = 0.5
 _LEAST_SHARE = 0.02
 _NUM_PRIOR_DRAWS = 4096
+# Of the unit of coordinates, in search of that which a release says.
+_MOST_LOG_LENGTH = 2.0
+_BISECTIONS = 8
 # From this share of the clip on, a score counts as clipped.
 _CLIPPED = 0.98
 
@@ -281,6 +285,8 @@ class Scoring:
         releases = releases_of(self.size, clip)
         if self.num_twins:
             releases = (*releases, OutcomeRanks(self.num_twins))
+        if is_worth(self.size, self.num_records):
+            releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
     def _scores(
@@ -374,10 +380,11 @@ class Scoring:
             prior = self.prior.whitened(whitening) / self.num_records
             whitening = whitening_of(self._unlike + prior, np.arange(self.size)) @ whitening
         self._use(whitening, trusted=self._unlike is None)
-        moments = self._moments(theta, whitening)
         if self._unlike is None:
+            moments = self._moments(theta, whitening)
             information = symmetric(whitening @ moments.information @ whitening.T)
         else:
+            moments = self._moments_alike(theta)
             information = np.eye(self.size) / self.size
         self._set_target(information, moments)
 
@@ -429,7 +436,7 @@ class Scoring:
         radius = curvatures.kappa * window.matrix_sd * math.sqrt(2.0 * self.size)
         floor = max(_FLOOR * radius, 1e-9 * np.trace(curvatures.slopes.mean(axis=0)))
         information: np.ndarray = log_mean(curvatures.slopes, floor)
-        return information / (self.num_records * self._slope.shrink)
+        return information / (self.num_records * curvatures.shrink)
 
     def _use(self, whitening: np.ndarray, *, trusted: bool) -> None:
         """Sets the coordinates."""
@@ -477,7 +484,7 @@ class Scoring:
         information = self._information(curvatures)
         relative = whitening_of(information + precision / num, np.arange(self.size))
         self._use(relative @ whitening, trusted=False)
-        moments = self._moments(self._theta(), self._coordinates.whitening)
+        moments = self._moments_alike(self._theta())
         self._set_target(symmetric(relative @ information @ relative.T), moments)
 
     def curvatures(
@@ -509,9 +516,14 @@ class Scoring:
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
+        if trusted:
+            simulated = self._moments(released.theta, whitening)
+        else:
+            trace = float(np.trace(released.matrix)) / self.num_records
+            simulated = self._moments_alike(released.theta, trace)
         return draw_curvatures(
             released,
-            self._moments(released.theta, whitening),
+            simulated,
             whitening,
             num_records=self.num_records,
             clip=self.clip.bound,
@@ -560,6 +572,7 @@ class Scoring:
         num = max(float(sums["num"]), 1.0)
         back = np.linalg.inv(whitening)
         return SimulatedMoments(
+            length=float(np.trace(sums["information"])) / num,
             information=symmetric(back @ sums["information"] @ back.T) / num,
             matrix=symmetric(sums["matrix"]) / num,
             slope=symmetric(sums["slope"]) / num,
@@ -571,7 +584,33 @@ class Scoring:
             num=num,
             squares=sums["squares"] / num,
             squares_variance=sums["fourth_powers"] / num - (sums["squares"] / num) ** 2,
+            wider=SimulatedWider(
+                *(float(sums[f"wider_{name}"]) / num for name in ("slope", "square", "product"))
+            ),
         )
+
+    def _moments_alike(self, theta: np.ndarray, trace: float | None = None) -> SimulatedMoments:
+        """Returns the moments at public inputs in coordinates of their own.
+
+        There they resemble those of private inputs in theirs: how long scores are beside the clip
+        is a matter of outcomes and of the information's trace, not of its directions.
+
+        Args:
+          theta: The parameters, shape [d].
+          trace: The capped matrix's trace for one record, to which the coordinates' unit is made to
+            fit; None for the unit in which the information's trace is 1.
+        """
+        information = self._moments(theta, self._coordinates.whitening).information
+        whitening = whitening_of(information + self._prior_per_record(), self._order)
+        if trace is None:
+            return self._moments(theta, whitening)
+        low, high = -_MOST_LOG_LENGTH, _MOST_LOG_LENGTH
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2.0
+            moments = self._moments(theta, math.exp(middle) * whitening)
+            is_short = float(np.trace(moments.matrix)) < trace
+            low, high = (middle, high) if is_short else (low, middle)
+        return moments
 
     def _simulated_sums(
         self, vector: tf.Tensor, whitening: tf.Tensor, x: Structure, key: tf.Tensor
@@ -597,6 +636,9 @@ class Scoring:
             "expected": tf.reduce_sum(centred.expected),
             "excess_slope": tf.reduce_sum(centred.excess_slope, axis=0),
             "excess_variance": tf.reduce_sum(centred.excess_variance),
+            "wider_slope": tf.reduce_sum(centred.wider_slope),
+            "wider_square": tf.reduce_sum(tf.square(centred.wider)),
+            "wider_product": tf.reduce_sum(centred.wider * centred.psi),
         }
 
     def _squares(self, rows: tf.Tensor) -> tf.Tensor:
@@ -621,6 +663,7 @@ def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExampl
         "scale": centred.scale,
         "lack_of_fit": tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
         "ranks": scores.ranks,
+        "wider": centred.wider,
     }
     total = weighted_sum(psi, kept)
     # A clipped score has the clip's length but for what makes its mean zero.

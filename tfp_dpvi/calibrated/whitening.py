@@ -18,6 +18,7 @@ from tfp_dpvi.calibrated.checks import scales
 from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.ranks import ReleasedRanks
+from tfp_dpvi.calibrated.wider import ReleasedShift, SimulatedWider
 from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
 
@@ -120,6 +121,7 @@ class SimulatedMoments:
 
     Attributes:
       information: The Fisher information of the coordinates, shape [d, d].
+      length: Its trace in whitened coordinates.
       matrix: The mean of what `CentredCurvature` sums, shape [d, d].
       slope: The slope of the expected psi, symmetric, shape [d, d].
       scale: The mean of what `CentredScale` sums.
@@ -131,9 +133,11 @@ class SimulatedMoments:
       num: The number of records.
       squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
       squares_variance: Its variance over records.
+      wider: Those of scores under the wider clip.
     """
 
     information: np.ndarray
+    length: float
     matrix: np.ndarray
     slope: np.ndarray
     scale: float
@@ -144,6 +148,7 @@ class SimulatedMoments:
     num: float
     squares: np.ndarray
     squares_variance: np.ndarray
+    wider: SimulatedWider
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +164,13 @@ class ReleasedSums:
       scale: The mean sum of `CentredScale`.
       excess: The mean sum of `LackOfFit`.
       ranks: The mean sum of `OutcomeRanks`, shape [K + 1]; empty without twins.
+      wider: The mean sum of `WiderClip`, shape [d]; empty without it.
       score_sd: The noise's standard deviation on a coordinate of `score`.
       matrix_sd: The same on the diagonal of `matrix`.
       scale_sd: The same on `scale`.
       excess_sd: The same on `excess`.
       ranks_sd: The same on `ranks`.
+      wider_sd: The same on a coordinate of `wider`.
       sampling_rate: The expected batch size over N.
     """
 
@@ -174,11 +181,13 @@ class ReleasedSums:
     scale: float
     excess: float
     ranks: np.ndarray
+    wider: np.ndarray
     score_sd: float
     matrix_sd: float
     scale_sd: float
     excess_sd: float
     ranks_sd: float
+    wider_sd: float
     sampling_rate: float
 
     @classmethod
@@ -200,7 +209,12 @@ class ReleasedSums:
         def mean_of(sums: np.ndarray) -> np.ndarray:
             return sums[used].sum(axis=0) / count
 
+        def sum_of(name: str) -> np.ndarray:
+            return num * mean_of(accumulated[name]) if name in accumulated else np.zeros(0)
+
         sds = [sd / (rate * np.sqrt(count)) for sd in mechanism.deviations]
+        # Those that not every fit has come last.
+        optional = iter(sds[4:])
         matrix = num * mean_of(blocks["matrix"])
         return cls(
             num_steps=int(count),
@@ -209,12 +223,14 @@ class ReleasedSums:
             matrix=matrix if matrix.ndim == 1 else symmetric(matrix),
             scale=float(num * mean_of(accumulated["scale"])),
             excess=float(num * mean_of(accumulated["lack_of_fit"])),
-            ranks=num * mean_of(accumulated["ranks"]) if "ranks" in accumulated else np.zeros(0),
+            ranks=sum_of("ranks"),
+            wider=sum_of("wider"),
             score_sd=sds[0],
             matrix_sd=sds[1],
             scale_sd=sds[2],
             excess_sd=sds[3],
-            ranks_sd=sds[-1],
+            ranks_sd=next(optional) if "ranks" in accumulated else math.nan,
+            wider_sd=next(optional) if "wider" in accumulated else math.nan,
             sampling_rate=rate,
         )
 
@@ -228,6 +244,24 @@ class ReleasedSums:
         if not len(self.ranks):
             return None
         return ReleasedRanks(self.ranks, self.ranks_sd, num_records, self.num_steps, slope)
+
+    def as_shift(self, simulated: SimulatedMoments) -> ReleasedShift | None:
+        """Returns the difference of released scores under both clips, or None without the wide one.
+
+        Args:
+          simulated: Means at public inputs.
+        """
+        if not len(self.wider):
+            return None
+        wider = simulated.wider
+        ratio = wider.slope / float(np.trace(simulated.slope))
+        variance = wider.square - 2.0 * ratio * wider.product + ratio**2 * simulated.expected
+        return ReleasedShift(
+            away=self.wider - ratio * self.score,
+            ratio=ratio,
+            noise=math.hypot(self.wider_sd, ratio * self.score_sd),
+            sampling=max(variance, 0.0) / float(np.trace(simulated.matrix)),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,9 +301,11 @@ class Curvatures:
       slopes: Draws of A, shape [K, d, d].
       matrices: Draws of the capped matrix, shape [K, d, d].
       lack_of_fit: See `LackOfFit`.
+      shrink: The slope over the information, as simulated: at most 1, since scores are clipped.
       resembles: The probability that private inputs resemble the public ones, as far as the prior
         of the curvature tells.
       ranks: Those of outcomes among twins; None without twins.
+      shift: What scores under a wider clip say; None without it.
       mismatch: See `diagonal.mismatch`; NaN where the whole matrix was released.
     """
 
@@ -278,6 +314,8 @@ class Curvatures:
     matrices: np.ndarray
     lack_of_fit: ReleasedExcess
     ranks: ReleasedRanks | None
+    shift: ReleasedShift | None
+    shrink: float
     resembles: float
     mismatch: float = math.nan
 
@@ -345,6 +383,8 @@ def draw_curvatures(
         released = dataclasses.replace(released, matrix=matrix)
     variance, fit = _score_variance(released, simulated, matrix, num_records)
     ranks = released.as_ranks(simulated.ranks_slope, num_records)
+    shift = released.as_shift(simulated)
+    shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
     sampling = (1.0 / released.sampling_rate - share) / released.num_steps
     window = Window(
@@ -375,12 +415,12 @@ def draw_curvatures(
         ratios = scales / mean_scales
         matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
         slopes = with_slopes(window, prior, matrices, generator)
-        return Curvatures(window, slopes, matrices, fit, ranks, 1.0, far)
+        return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, 1.0, far)
     weights = prior.evidence(window)
     flat = (1.0 - flatten) * weights + flatten / len(weights)
     slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    return Curvatures(window, slopes, matrices, fit, ranks, resembles)
+    return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, resembles)
 
 
 def _score_variance(
