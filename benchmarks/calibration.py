@@ -141,6 +141,8 @@ class Cell:
                 row["halves"] = _rounded(checks.halves)
                 if method == "centred":
                     row["lack_of_fit_z"] = _rounded(checks.lack_of_fit_z)
+                    row["ranks"] = _rounded(checks.ranks)
+                    row["shift_z"] = _rounded(np.max(np.abs(checks.parameters.shift_z)))
             elif method != "flat":
                 row["failed"] = True
             rows[method] = row
