@@ -7,6 +7,7 @@ from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dates import Date
 from tfp_dpvi.data.schema import Layout, Schema
+from tfp_dpvi.synthetic.estimates import Estimate, Estimates
 from tfp_dpvi.synthetic.grouping import Grouped, group, histograms
 from tfp_dpvi.synthetic.mixture import (
     Segments,
@@ -27,6 +28,8 @@ __all__ = [
     "Column",
     "Continuous",
     "Date",
+    "Estimate",
+    "Estimates",
     "Grouped",
     "Integer",
     "Layout",

@@ -58,6 +58,7 @@ class TableModel(DPModel):
       surrogate_posterior: A trainable distribution over the prior's parameters, or "mean_field".
       target: The column that synthetic records should predict, or None.
       layout: `Layout.to_config` of the fitted data, or None before a fit.
+      released: `NoisyPairs.to_config` of the released counts, or None before a fit.
       seed: See `DPModel`.
     """
 
@@ -71,6 +72,7 @@ class TableModel(DPModel):
         *,
         target: str | None = None,
         layout: dict[str, Any] | None = None,
+        released: dict[str, Any] | None = None,
         seed: int | None = None,
     ) -> None:
         model = BayesianModel(prior(), make_likelihood(table))
@@ -84,6 +86,8 @@ class TableModel(DPModel):
         self.schema = table
         self.target = target
         self.layout = None if layout is None else Layout.from_config(layout)
+        # Files of 0.3 and before have none.
+        self.released = None if released is None else NoisyPairs.from_config(released, table)
         self.built = True
 
     # ------------------------------------------------------------------ saving
@@ -94,6 +98,7 @@ class TableModel(DPModel):
         parts = {
             "table": self.schema,
             "layout": None if self.layout is None else self.layout.to_config(),
+            "released": None if self.released is None else self.released.to_config(),
             "prior": self._parts.make_prior,
             "surrogate_posterior": "mean_field",
         }
@@ -158,12 +163,13 @@ class TableModel(DPModel):
             'DPVI(make_prior(schema, 24), make_likelihood(schema), clipping="flat").'
         )
 
-    def describe(self, schema: Schema, layout: Layout) -> None:
+    def describe(self, schema: Schema, layout: Layout, released: NoisyPairs) -> None:
         """Sets what a fit released about the columns.
 
         Args:
           schema: The schema with the chosen levels, of the same number as before.
           layout: The public layout of the data.
+          released: The noisy counts.
 
         Raises:
           ValueError: The schema has other numbers of levels.
@@ -172,6 +178,7 @@ class TableModel(DPModel):
             raise ValueError("schema has other numbers of levels than the model's.")
         self.schema = schema
         self.layout = layout
+        self.released = released
 
     def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
         """Fits the surrogate to the posterior given released counts: post-processing, at no cost.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data.columns import MISSING
+from tfp_dpvi.data.schema import Schema
 from tfp_dpvi.synthetic.mixture import Params, Segments, log_table_of
 
 TARGET_WEIGHT = 2.0
@@ -157,10 +159,62 @@ class NoisyPairs:
         counts = np.where(counted, noisy / safe, 0.0)
         return cls(pairs, counts, np.where(counted, deviation / safe, np.inf), num_records)
 
+    def to_config(self) -> dict[str, Any]:
+        """Returns plain values and arrays for `from_config`."""
+        weights = self.pairs.weights()
+        counted = weights > 0.0
+        return {
+            "target": self.pairs.target,
+            "num_records": self.num_records,
+            "deviation": float(self.deviations[counted][0] * weights[counted][0]),
+            "counts": self.counts[counted],
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], schema: Schema) -> NoisyPairs:
+        """Returns the counts from `to_config`.
+
+        Args:
+          config: What `to_config` returned.
+          schema: The schema with the counted levels.
+
+        Raises:
+          ValueError: The counts are of another schema.
+        """
+        pairs = Pairs(Segments.of(schema), config["target"])
+        weights = pairs.weights()
+        counted = weights > 0.0
+        if np.shape(config["counts"]) != (int(counted.sum()),):
+            raise ValueError(
+                "The file's counts are not those of its columns: it was altered. Use another copy."
+            )
+        noisy = np.zeros(weights.shape)
+        noisy[counted] = config["counts"] * weights[counted]
+        return cls.of(pairs, noisy, config["deviation"], config["num_records"])
+
     def column(self, place: int) -> np.ndarray:
         """Returns the noisy counts of one column's levels."""
         begin = sum(self.pairs.sizes[:place])
         return np.diag(self.counts)[begin : begin + self.pairs.sizes[place]]
+
+    def table(self, first: int, second: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the noisy counts of two columns' levels and the deviations of their noise.
+
+        Args:
+          first: The place of a column.
+          second: The place of another one.
+
+        Returns:
+          Two float64 arrays of shape [levels of the first, levels of the second].
+        """
+        if first > second:
+            counts, deviations = self.table(second, first)
+            return counts.T, deviations.T
+        sizes = self.pairs.sizes
+        rows, columns = (
+            slice(sum(sizes[:place]), sum(sizes[: place + 1])) for place in (first, second)
+        )
+        return self.counts[rows, columns], self.deviations[rows, columns]
 
     def log_likelihood(self, params: Params) -> tf.Tensor:
         """Returns the log-likelihood of mixtures up to a constant.

@@ -12,15 +12,15 @@ import scipy.stats
 _WARNING = (
     "rubin: intervals of regression coefficients, correlations and the like are too narrow: they "
     "leave out the bias of the model that\n"
-    "generated the rows (see `caveats`). For means and shares "
-    "of columns, also within levels of another, pass means_or_shares=True."
+    "generated the rows (see `caveats`): use synthesizer.estimate. For means and shares of columns, "
+    "also within levels of another, pass means_or_shares=True."
 )
 _CAVEAT = (
     "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias "
     "of the model that generated them. It was tested for means and shares of columns, also within "
     "levels of another column. It does not hold for regression coefficients, correlations and "
     "other estimates of how columns depend on each other, whose intervals often miss the real "
-    "value."
+    "value: `Synthesizer.estimate` has correlations and least squares from the released counts."
 )
 
 

@@ -23,6 +23,7 @@ from tfp_dpvi.models.saving import load_model
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.privacy.plan import plan_counts
 from tfp_dpvi.synthetic import grouping, mixture, planning
+from tfp_dpvi.synthetic.estimates import Estimates
 from tfp_dpvi.synthetic.mixture import Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
@@ -255,16 +256,16 @@ class Synthesizer:
         model.set_privacy(target, ledger)
         self._paid = paid
         releases = CountReleases(model.privacy_ledger, target, model.seed)
-        schema = self._learn(codes, releases, num, declared, steps)
+        schema, released = self._learn(codes, releases, num, declared, steps)
         # Set last: an interrupted fit keeps the former levels with the former weights.
-        model.describe(schema, layout)
+        model.describe(schema, layout, released)
         self._paid = _Paid()
         return self
 
     def _learn(
         self, codes: np.ndarray, releases: CountReleases, num: int, declared: bool, steps: int
-    ) -> Schema:
-        """Fits the model to noisy counts of pairs of finest levels; returns the chosen levels."""
+    ) -> tuple[Schema, NoisyPairs]:
+        """Fits the model to noisy counts of pairs; returns the chosen levels and the counts."""
         names, model = self.schema.names, self.model
         target = None if self.target is None else names.index(self.target)
         pairs = Pairs(Segments.of(model.schema), target)
@@ -293,7 +294,7 @@ class Synthesizer:
                     "public knowledge, or pass scale='log', spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
-        return schema
+        return schema, noisy
 
     def _release(self, releases: CountReleases, counts: np.ndarray, number: int) -> np.ndarray:
         """Returns one of a fit's releases, charged now or taken over."""
@@ -368,6 +369,25 @@ class Synthesizer:
             2**63, size=check.count("num_sets", num_sets, 1)
         )
         return [self.sample(num_rows, seed=int(set_seed)) for set_seed in seeds]
+
+    @property
+    def estimate(self) -> Estimates:
+        """Means, shares, cross-tables, correlations and least squares, with standard errors.
+
+        They are functions of the released counts, whose noise is known, without the mixture model:
+        post-processing, at no cost. `Estimates` lists them, such as `estimate.mean("age")`.
+
+        Raises:
+          RuntimeError: The synthesizer is not fitted, or its file was written before counts were
+            saved.
+        """
+        self._fitted("estimate")
+        released = self.model.released
+        if released is None:
+            raise RuntimeError(
+                "estimate: this file has no released counts: fit again to have them."
+            )
+        return Estimates(self.model.schema, released)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves model, schema and ledger in one `.keras` file, without records.

@@ -1,0 +1,329 @@
+"""`Synthesizer.estimate`: exact without noise, calibrated with it, and what it refuses or says.
+
+Coverage is of 200 simulated sets at nominal .95, whose binomial standard deviation is .015. Sets are seeded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.synthetic import (
+    Binary,
+    Categorical,
+    Continuous,
+    Estimates,
+    Integer,
+    NoisyPairs,
+    Pairs,
+    Schema,
+    Segments,
+    group,
+    histograms,
+)
+from tfp_dpvi.synthetic.grouping import grouped_codes, with_ends
+
+NUM, SETS = 5_000, 200
+DEVIATION = 12.0  # Of four columns at epsilon 1.
+COARSE = 15.0
+
+
+def release(schema, codes, deviation=0.0, generator=None, num=None):
+    pairs = Pairs(Segments.of(schema))
+    counts = pairs.counts(codes)
+    noise = 0.0 if generator is None else deviation * generator.normal(size=counts.shape)
+    return NoisyPairs.of(pairs, counts + noise, deviation, len(codes) if num is None else num)
+
+
+def exact(schema, data, **settings):
+    return Estimates(schema, release(schema, schema.encode(data), **settings))
+
+
+def make_data(num, generator):
+    """Correlated, and one of them skewed: lognormal, whose skewness is 2.9."""
+    age = generator.normal(size=num)
+    income = np.exp(0.35 * age + 0.6 * generator.normal(size=num))
+    smokes = generator.random(num) < 0.3 + 0.1 * np.tanh(age)
+    cost = 1.0 + 0.8 * age + 0.5 * income + 1.0 * smokes + generator.normal(size=num)
+    return {
+        "age": np.clip(50.0 + 12.0 * age, 0.0, 100.0),
+        "income": np.clip(income, 0.0, 50.0),
+        "smokes": smokes.astype(int),
+        "cost": np.clip(cost, -10.0, 30.0),
+    }
+
+
+SCHEMA = Schema(
+    {
+        "age": Continuous(0.0, 100.0),
+        "income": Continuous(0.0, 50.0),
+        "smokes": Binary(),
+        "cost": Continuous(-10.0, 30.0),
+    }
+)
+NUMBERS = ("age", "income", "cost")
+
+
+def as_published(data, generator, deviation=DEVIATION):
+    """What a fit releases of a table, without the fit."""
+    codes = SCHEMA.finest.encode(data)
+    columns = dict(SCHEMA.columns)
+    for place, (name, column) in enumerate(SCHEMA.columns.items()):
+        if name in NUMBERS:
+            tree = histograms(column, codes[:, place])
+            noisy = [part + COARSE * generator.normal(size=len(part)) for part in tree]
+            columns[name] = group(column, noisy, COARSE)
+    chosen = Schema(columns)
+    released = release(chosen, grouped_codes(chosen, codes), deviation, generator)
+    for place, name in enumerate(columns):
+        if name in NUMBERS:
+            counts = released.column(place)
+            columns[name] = with_ends(columns[name], counts, COARSE, deviation, generator)
+    return Estimates(Schema(columns), released)
+
+
+def true_values(data):
+    terms = ("age", "income", "smokes")
+    design = np.column_stack([np.ones(len(data["age"])), *(data[name] for name in terms)])
+    coefficients = np.linalg.lstsq(design, data["cost"], rcond=None)[0]
+    return np.concatenate(
+        [
+            [data["age"].mean(), data["income"].mean(), data["smokes"].mean()],
+            [np.corrcoef(data["age"], data["income"])[0, 1]],
+            coefficients,
+        ]
+    )
+
+
+def analyses(estimates):
+    return [
+        estimates.mean("age"),
+        estimates.mean("income"),
+        estimates.mean("smokes"),
+        estimates.correlation("age", "income"),
+        estimates.regression("cost", ["age", "income", "smokes"]),
+    ]
+
+
+@functools.cache
+def simulated():
+    """Estimates, and standard errors of noise, sampling and model: [sets, estimates] each."""
+    generator = np.random.default_rng(41)
+    found = [analyses(as_published(make_data(NUM, generator), generator)) for _ in range(SETS)]
+    parts = ("estimate", "noise", "sampling", "model")
+    return [
+        np.array([np.concatenate([getattr(part, name) for part in row]) for row in found])
+        for name in parts
+    ]
+
+
+def coverage(estimates, errors):
+    truth = true_values(make_data(1_000_000, np.random.default_rng(40)))
+    return np.mean(np.abs(estimates - truth) < 1.959964 * errors, axis=0)
+
+
+def check_coverage(*errors):
+    covered = coverage(simulated()[0], np.sqrt(sum(part**2 for part in errors)))
+    assert np.all(covered >= 0.91), covered
+    return covered
+
+
+def test_intervals_cover_the_population():
+    _, noise, sampling, model = simulated()
+    covered = check_coverage(noise, sampling, model)
+    assert np.all(covered <= 0.99 + 0.0101), covered
+    assert covered.mean() <= 0.99
+
+
+@pytest.mark.parametrize("forgotten", ["noise", "sampling"])
+def test_forgetting_a_source_is_caught(forgotten):
+    _, noise, sampling, model = simulated()
+    rest = {"noise": noise, "sampling": sampling, "model": model}
+    del rest[forgotten]
+    with pytest.raises(AssertionError):
+        check_coverage(*rest.values())
+
+
+def test_without_noise_values_are_those_of_the_records():
+    """Of columns whose levels are single values."""
+    generator = np.random.default_rng(3)
+    num = 400
+    ward = generator.choice(3, num)
+    age = generator.integers(0, 10, num)
+    visits = np.clip(age + ward + generator.integers(0, 5, num), 0, 19)
+    data = {"ward": np.array(["A", "B", "C"])[ward], "age": age, "visits": visits}
+    schema = Schema(
+        {
+            "ward": Categorical(["A", "B", "C"]),
+            "age": Integer(0, 9, bins=list(range(1, 10))),
+            "visits": Integer(0, 19, bins=list(range(1, 20))),
+        }
+    )
+    estimates = exact(schema, data)
+    design = np.column_stack([np.ones(num), age, ward == 1, ward == 2])
+    coefficients = np.linalg.lstsq(design, visits, rcond=None)[0]
+    regression = estimates.regression("visits", ["age", "ward"])
+    assert regression.names == ("Intercept", "age", "ward[B]", "ward[C]")
+    np.testing.assert_allclose(regression.estimate, coefficients, atol=1e-9)
+    residuals = visits - design @ coefficients
+    covariance = np.linalg.inv(design.T @ design) * np.mean(residuals**2)
+    np.testing.assert_array_less(
+        np.sqrt(np.diag(covariance)) * (1.0 - 1e-9), regression.standard_error
+    )
+    np.testing.assert_allclose(regression.sampling, np.sqrt(np.diag(covariance)), rtol=0.2)
+    np.testing.assert_array_equal(regression.noise, 0.0)
+    np.testing.assert_array_equal(regression.model, 0.0)
+    mean = estimates.mean("age")
+    np.testing.assert_allclose(mean.estimate, [age.mean()])
+    np.testing.assert_allclose(mean.standard_error, [age.std() / np.sqrt(num)])
+    correlation = estimates.correlation("age", "visits")
+    np.testing.assert_allclose(correlation.estimate, [np.corrcoef(age, visits)[0, 1]])
+    shares = estimates.share("ward")
+    np.testing.assert_allclose(shares.estimate, np.bincount(ward) / num)
+    assert shares.names == ("A", "B", "C")
+    table = estimates.table("visits", "ward")
+    counted = np.zeros([20, 3])
+    np.add.at(counted, (visits, ward), 1.0 / num)
+    np.testing.assert_allclose(table.estimate, counted.ravel())
+    assert table.names[:4] == ("visits=0, ward=A", "visits=0, ward=B", "visits=0, ward=C",
+                               "visits=1, ward=A")  # fmt: skip
+
+
+def test_bins_are_corrected_by_sheppard_and_by_linearity():
+    """By hand: x uniform in each of two bins of width 1, y of single values."""
+    schema = Schema({"x": Continuous(0.0, 2.0, bins=[1.0]), "y": Binary()})
+    data = {"x": np.array([0.5, 0.5, 1.5, 1.5] * 100), "y": np.array([0, 0, 1, 0] * 100)}
+    estimates = exact(schema, data)
+    between, within, covariance = 0.25, 1.0 / 12.0, 0.125
+    variance = between + within
+    correlation = estimates.correlation("x", "y")
+    expected = covariance * variance / between / np.sqrt(variance * 0.1875)
+    np.testing.assert_allclose(correlation.estimate, [expected])
+    assert correlation.model > 0.0
+    slope = estimates.regression("y", ["x"]).estimate[1]
+    np.testing.assert_allclose(slope, covariance / between)
+    mean = estimates.mean("x")
+    np.testing.assert_allclose(mean.sampling, [np.sqrt(variance / 400)])
+
+
+def test_noise_of_estimates_by_hand():
+    """Two binary columns: the share of ones moves by (1 - p) and -p a record, a cell by one."""
+    schema = Schema({"x": Binary(), "y": Binary()})
+    data = {"x": np.arange(400) % 4 == 0, "y": np.arange(400) % 2 == 0}
+    estimates = exact(schema, data, deviation=8.0)
+    np.testing.assert_allclose(estimates.mean("x").noise, [8.0 / 400 * np.hypot(0.75, 0.25)])
+    np.testing.assert_allclose(estimates.share("x").noise, [8.0 / 400 * np.hypot(0.75, 0.25)] * 2)
+    np.testing.assert_allclose(estimates.table("x", "y").noise, 8.0 / 400)
+    heavy = Estimates(estimates.schema, dataclasses.replace(
+        estimates.released, deviations=estimates.released.deviations * 2.0))  # fmt: skip
+    ratio = heavy.regression("y", ["x"]).noise / estimates.regression("y", ["x"]).noise
+    np.testing.assert_allclose(ratio, 2.0)
+
+
+def test_a_level_that_noise_hides_has_no_narrow_share():
+    schema = Schema({"x": Categorical(["a", "b", "c"])})
+    estimates = exact(schema, {"x": np.array(["a", "b"] * 100)}, deviation=5.0)
+    assert estimates.share("x").sampling[2] >= np.sqrt(0.025 * 0.9 / 200)
+    assert np.all(exact(schema, {"x": np.array(["a", "b"] * 100)}).share("x").sampling > 0.0)
+
+
+def test_missing_values():
+    """A mean is of the values that are there, a share of all records; more would need the complete ones."""
+    schema = Schema({"x": Integer(0, 3, bins=[1, 2, 3], missing=True), "y": Binary()})
+    x = np.array([0.0, 1.0, 3.0, np.nan] * 50)
+    estimates = exact(schema, {"x": x, "y": np.arange(200) % 2})
+    mean = estimates.mean("x")
+    np.testing.assert_allclose(mean.estimate, [4.0 / 3.0])
+    assert any("left out" in caveat for caveat in mean.caveats)
+    shares = estimates.share("x")
+    assert shares.names == ("0", "1", "2", "3", "missing")
+    np.testing.assert_allclose(shares.estimate, [0.25, 0.25, 0.0, 0.25, 0.25])
+    assert estimates.table("y", "x").estimate.shape == (10,)
+    for analysis in (
+        lambda: estimates.correlation("x", "y"),
+        lambda: estimates.regression("y", ["x"]),
+    ):
+        with pytest.raises(ValueError, match="'x' may miss values"):
+            analysis()
+
+
+def test_what_noise_hides_is_refused():
+    generator = np.random.default_rng(7)
+    schema = Schema({"x": Binary(), "y": Binary(), "z": Binary()})
+    x = np.arange(200) % 2
+    data = {"x": x, "y": x, "z": generator.integers(0, 2, 200)}
+    rare = {**data, "x": np.arange(200) < 4}
+    with pytest.raises(ValueError, match="noise hides the variance of 'x'"):
+        exact(schema, rare, deviation=10.0).correlation("x", "z")
+    with pytest.raises(ValueError, match="noise hides how terms differ"):
+        exact(schema, data, deviation=3.0).regression("z", ["x", "y"])
+    with pytest.raises(ValueError, match="noise hides how terms differ"):
+        exact(schema, data).regression("z", ["x", "y"])
+    with pytest.raises(ValueError, match="noise hides how many records"):
+        exact(schema, data, deviation=100.0).share("x")
+
+
+def test_a_wrong_number_of_records_is_said_and_not_believed():
+    schema = Schema({"x": Binary(), "y": Binary()})
+    data = {"x": np.arange(400) % 4 == 0, "y": np.arange(400) % 2 == 0}
+    wrong, right = exact(schema, data, num=100), exact(schema, data)
+    assert not right.share("x").caveats
+    assert "400 records instead of num_records=100" in wrong.share("x").caveats[0]
+    np.testing.assert_allclose(wrong.table("x", "y").estimate, right.table("x", "y").estimate)
+    np.testing.assert_allclose(wrong.share("x").sampling, right.share("x").sampling)
+
+
+@pytest.mark.parametrize(
+    ("analysis", "error", "named"),
+    [
+        (lambda e: e.mean("nobody"), ValueError, "'nobody' is no column"),
+        (lambda e: e.mean("ward"), ValueError, "use estimate.share"),
+        (lambda e: e.correlation("ward", "age"), ValueError, "use estimate.table"),
+        (lambda e: e.correlation("age", "age"), ValueError, "named twice"),
+        (lambda e: e.table("age", "age"), ValueError, "named twice"),
+        (lambda e: e.regression("ward", ["age"]), ValueError, "has categories"),
+        (lambda e: e.regression("age", ["age"]), ValueError, "named twice"),
+        (lambda e: e.regression("age", "ward"), TypeError, "list of names"),
+        (lambda e: e.regression("age", []), TypeError, "list of names"),
+        (lambda e: e.mean("age").interval(95), ValueError, "level=95"),
+    ],
+)
+def test_bad_arguments(analysis, error, named):
+    schema = Schema({"age": Integer(0, 3), "ward": Categorical(["A", "B"])})
+    data = {"age": np.arange(40) % 4, "ward": np.array(["A", "B"] * 20)}
+    with pytest.raises(error, match=named):
+        analysis(exact(schema, data))
+
+
+@pytest.mark.filterwarnings("ignore:the noise drowns")
+def test_a_fit_keeps_its_counts_and_saves_them(tmp_path):
+    schema = Schema({"age": Integer(0, 99), "smokes": Binary()})
+    generator = np.random.default_rng(0)
+    data = {"age": generator.integers(0, 100, 2000), "smokes": generator.integers(0, 2, 2000)}
+    synthesizer = dpvi.Synthesizer(schema, 2, target="smokes")
+    with pytest.raises(RuntimeError, match="estimate was called before fit"):
+        _ = synthesizer.estimate
+    synthesizer.fit(data, epsilon=2.0, delta=1e-5, steps=2)
+    synthesizer.save(tmp_path / "table.keras")
+    loaded = dpvi.Synthesizer.load(tmp_path / "table.keras")
+    for analysis in (
+        lambda e: e.mean("age"),
+        lambda e: e.share("age"),
+        lambda e: e.table("smokes", "age"),
+        lambda e: e.correlation("age", "smokes"),
+        lambda e: e.regression("smokes", ["age"]),
+    ):
+        here, there = analysis(synthesizer.estimate), analysis(loaded.estimate)
+        np.testing.assert_allclose(here.interval(), there.interval(), rtol=1e-9)
+        assert str(here) == str(there)
+        assert here.names[0] in str(here)
+    mean = synthesizer.estimate.mean("age")
+    assert abs(mean.estimate[0] - data["age"].mean()) < 5.0 * mean.standard_error[0]
+    assert loaded.privacy_report().epsilon == synthesizer.privacy_report().epsilon
+    loaded.model.released = None  # As in files of 0.2.
+    with pytest.raises(RuntimeError, match="fit again"):
+        _ = loaded.estimate

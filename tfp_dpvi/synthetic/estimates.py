@@ -1,0 +1,473 @@
+"""Estimates from released noisy counts of levels and pairs, without a model of the table.
+
+Means, shares, correlations and least squares are functions of the counts, whose noise is known. An
+interval adds three variances: of the noise, of sampling the records from a population, and of what
+is assumed within levels. It is post-processing, at no cost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi.data.columns import Binary, Column, Numeric
+from tfp_dpvi.data.schema import Schema
+from tfp_dpvi.synthetic.grouping import Grouped
+from tfp_dpvi.synthetic.levels import LevelValues, labels_of
+from tfp_dpvi.synthetic.moments import Moments
+from tfp_dpvi.synthetic.pairs import NoisyPairs
+
+# So many standard errors above 0 must variances be, and the least eigenvalue of correlations.
+_CLEAR = 4.0
+_APART = 2.0
+
+# Standard errors by which the counts' total may differ from the number of records.
+_SAME = 4.0
+
+_MODEL = (
+    "standard errors include the noise for privacy, the sampling of the records from a "
+    "population, and the values within levels: the relation of two columns is taken as linear "
+    "within a level, with half of that correction as a standard error of its own."
+)
+_LEAST_SQUARES = (
+    "standard errors of sampling take the variance of residuals as constant, except for its "
+    "dependence on each term alone."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Estimates with standard errors, which add three sources.
+
+    ```python
+    >>> import numpy as np
+    >>> part = np.array([0.03])
+    >>> print(Estimate("mean", ("age",), np.array([40.5]), part, 2 * part, 2 * part))
+    mean
+      age  40.5 +- 0.09  95 %: 40.32 to 40.68
+
+    ```
+
+    Attributes:
+      title: What is estimated.
+      names: The names of the estimates.
+      estimate: float64 [n]. It has no bias from the noise to first order, so that a share may be
+        below 0.
+      noise: Standard errors of the noise for privacy, float64 [n].
+      sampling: Those of as many records of a population without noise, float64 [n].
+      model: Those of what is assumed within levels, float64 [n].
+      caveats: Sentences to be read with them.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    estimate: np.ndarray
+    noise: np.ndarray
+    sampling: np.ndarray
+    model: np.ndarray
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def standard_error(self) -> np.ndarray:
+        """The standard errors, float64 [n]."""
+        return np.sqrt(self.noise**2 + self.sampling**2 + self.model**2)
+
+    def interval(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the lower and upper ends of the normal intervals.
+
+        Args:
+          level: The probability that an interval contains the value of the population.
+
+        Raises:
+          ValueError: The level is not between 0 and 1.
+        """
+        if not 0.0 < level < 1.0:
+            raise ValueError(
+                f"level={level!r} must lie strictly between 0 and 1, for instance 0.95."
+            )
+        half = scipy.stats.norm.ppf(0.5 + level / 2.0) * self.standard_error
+        return self.estimate - half, self.estimate + half
+
+    def __str__(self) -> str:
+        width = max(map(len, self.names))
+        rows = zip(self.names, self.estimate, self.standard_error, *self.interval(), strict=True)
+        lines = [
+            f"  {name:<{width}}  {value:.4g} +- {error:.2g}  95 %: {low:.4g} to {high:.4g}"
+            for name, value, error, low, high in rows
+        ]
+        return "\n".join([self.title, *lines, *(f"  ({caveat})" for caveat in self.caveats)])
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimates:
+    """Estimates from the released counts of a `Synthesizer`, as its `estimate`.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.synthetic import Binary, NoisyPairs, Pairs, Schema, Segments
+    >>> schema = Schema({"smokes": Binary(), "ill": Binary()})
+    >>> pairs = Pairs(Segments.of(schema))
+    >>> counts = pairs.counts(np.array([[0, 0], [1, 1], [1, 1], [1, 0]] * 100))
+    >>> estimates = Estimates(schema, NoisyPairs.of(pairs, counts, 2.0, 400))
+    >>> estimates.regression("ill", ["smokes"]).estimate.round(2).tolist()
+    [0.0, 0.67]
+
+    ```
+
+    Attributes:
+      schema: The columns with the levels that a fit chose.
+      released: The noisy counts.
+    """
+
+    schema: Schema
+    released: NoisyPairs
+
+    def mean(self, name: str) -> Estimate:
+        """Returns the mean of a column of numbers, or of 0 and 1.
+
+        Args:
+          name: The column. Of dates it is the mean of units since 1970; of a column that misses
+            values, it is that of the values that are there.
+
+        Raises:
+          ValueError: There is no such column, or it has categories.
+        """
+        column = self._column(name)
+        self._check_numbers(name, column, "mean", "share")
+        moments = self._moments_of([name])
+        (variance,) = np.diag(moments.covariances)
+        of_mean, of_variance = np.ones([1, 1]), np.zeros([1, 1, 1])
+        error = np.sqrt(moments.noise(of_variance + 1.0, np.zeros([1, 1])))[0]
+        # Of a variance that the noise hides, the upper end.
+        variance = max(variance, 2.0 * error)
+        return Estimate(
+            "mean",
+            (name,),
+            moments.means,
+            np.sqrt(moments.noise(of_variance, of_mean)),
+            np.sqrt(np.array([variance / min(self._present(name), self._records)])),
+            np.sqrt(moments.model(lambda means, _: means, of_variance)),
+            (*self._caveats([name]), _MODEL),
+        )
+
+    def share(self, name: str) -> Estimate:
+        """Returns the shares of a column's levels, with that of missing values if there may be any.
+
+        Args:
+          name: The column.
+
+        Raises:
+          ValueError: There is no such column.
+        """
+        column, counts = self._column(name), self._counts(name)
+        shares = counts / self._total(name)
+        error = self._deviation(name) / self._total(name)
+        variances = 1.0 - 2.0 * shares + len(shares) * shares**2
+        return self._shares(f"shares of {name}", labels_of(column), shares, error**2 * variances)
+
+    def table(self, first: str, second: str) -> Estimate:
+        """Returns the cross-table of two columns' levels as shares of all records.
+
+        Args:
+          first: A column.
+          second: Another column, whose levels run faster in the result.
+
+        Raises:
+          ValueError: There is no such column, or they are the same.
+        """
+        labels = [labels_of(self._column(name)) for name in (first, second)]
+        self._check_different([first, second])
+        counts, deviations = self.released.table(*map(self._place, (first, second)))
+        names = tuple(
+            f"{first}={one}, {second}={other}" for one in labels[0] for other in labels[1]
+        )
+        return self._shares(
+            f"shares of {first} by {second}",
+            names,
+            (counts / self._records).ravel(),
+            (deviations / self._records).ravel() ** 2,
+        )
+
+    def correlation(self, first: str, second: str) -> Estimate:
+        """Returns the correlation of two columns of numbers, or of 0 and 1.
+
+        Args:
+          first: A column.
+          second: Another column.
+
+        Raises:
+          ValueError: There is no such column, they are the same, have categories or may miss
+            values, or the noise hides whether they vary.
+        """
+        moments = self._moments([first, second], "correlation")
+
+        def correlate(means: np.ndarray, cov: np.ndarray) -> np.ndarray:
+            return np.array([cov[0, 1] / np.sqrt(cov[0, 0] * cov[1, 1])])
+
+        (rho,) = correlate(moments.means, moments.covariances)
+        scales = np.sqrt(np.diag(moments.covariances))
+        gradient = np.array([[-rho / 2.0, 0.5], [0.5, -rho / 2.0]]) / np.outer(scales, scales)
+        one, other = (
+            part[:, 0] / scale
+            for part, scale in zip(map(moments.scaled, range(2)), scales, strict=True)
+        )
+        influence = np.outer(one, other) - rho / 2.0 * (one[:, None] ** 2 + other**2)
+        spread = max((1.0 - rho**2) ** 2, float(np.sum(moments.tables[0, 1][0] * influence**2)))
+        noise = moments.noise(gradient[None], np.zeros([1, 2]))
+        caveats = self._caveats([first, second])
+        if abs(rho) > 1.0:
+            caveats = (*caveats, "the noise moved the correlation beyond 1.")
+        return Estimate(
+            "correlation",
+            (f"{first}, {second}",),
+            np.array([rho]),
+            np.sqrt(noise),
+            np.sqrt(np.array([spread / self._records])),
+            np.sqrt(moments.model(correlate, gradient[None])),
+            (*caveats, _MODEL),
+        )
+
+    def regression(self, outcome: str, terms: Sequence[str]) -> Estimate:
+        """Returns coefficients of least squares, the intercept first.
+
+        Args:
+          outcome: A column of numbers, or of 0 and 1.
+          terms: Other columns. Categories are indicators of all levels but the first.
+
+        Returns:
+          Coefficients in the units of the columns.
+
+        Raises:
+          ValueError: There is no such column, one is named twice, may miss values, or is an
+            outcome of categories; or the noise hides a variance, or how terms differ.
+          TypeError: `terms` is no list of names.
+        """
+        if isinstance(terms, str) or not isinstance(terms, Sequence) or not terms:
+            raise TypeError(f'terms={check.shown(terms)} must be a list of names, such as ["age"].')
+        self._check_numbers(outcome, self._column(outcome), "regression", "table")
+        moments = self._moments([*terms, outcome], "regression")
+        means, cov = moments.means, moments.covariances
+        self._check_clear(moments, len(means) - 1)
+        coefficients = _least_squares(means, cov)
+        slopes = coefficients[1:]
+        residual = np.append(-slopes, 1.0)
+        inverse = np.linalg.inv(cov[:-1, :-1])
+        rows = np.hstack([inverse, np.zeros([len(inverse), 1])])
+        products = rows[:, :, None] * residual
+        products = (products + products.transpose(0, 2, 1)) / 2.0
+        # The intercept is the mean of y less those of x times the slopes.
+        gradients = np.concatenate([-np.tensordot(means[:-1], products, 1)[None], products])
+        of_means = np.vstack([residual, np.zeros([len(slopes), len(means)])])
+        sampling, unsure = self._of_sampling(moments, residual, inverse)
+        caveats = (*self._caveats([*terms, outcome]), _MODEL, _LEAST_SQUARES)
+        if unsure:
+            caveats = (
+                "the noise hides the variance of residuals, taken at its upper end.",
+                *caveats,
+            )
+        return Estimate(
+            f"least squares of {outcome}",
+            ("Intercept", *(name for part in moments.levels[:-1] for name in part.names)),
+            coefficients,
+            np.sqrt(moments.noise(gradients, of_means)),
+            np.sqrt(sampling),
+            np.sqrt(moments.model(_least_squares, gradients)),
+            caveats,
+        )
+
+    def _of_sampling(
+        self, moments: Moments, residual: np.ndarray, inverse: np.ndarray
+    ) -> tuple[np.ndarray, bool]:
+        """Returns variances of coefficients by sampling, and whether that of residuals is unsure."""
+        means = moments.means[:-1]
+        # Levels instead of numbers lose some precision, which N real records do not.
+        coarse = moments.covariances + np.diag(
+            np.diag(moments.covariances) * (1.0 / moments.ratios - 1.0)
+        )
+        gradient = np.outer(residual, residual)[None]
+        error = float(np.sqrt(moments.noise(gradient, np.zeros([1, len(residual)]))[0]))
+        variance = float(residual @ coarse @ residual)
+        unsure = variance < 2.0 * error
+        variance = max(variance, 2.0 * error)
+        spread = inverse @ coarse[:-1, :-1] @ inverse * variance / self._records
+        factors = np.sqrt([moments.heteroscedasticity(place) for place in range(len(means))])
+        spread = spread * np.outer(factors, factors)
+        first = variance / self._records + means @ spread @ means
+        return np.append(first, np.diag(spread)), unsure
+
+    # ------------------------------------------------------------------ columns and counts
+
+    def _place(self, name: str) -> int:
+        return self.schema.names.index(name)
+
+    def _column(self, name: str) -> Column:
+        if name not in self.schema.columns:
+            raise ValueError(
+                f"{check.shown(name)} is no column: use one of "
+                f"{', '.join(map(repr, self.schema.names))}."
+            )
+        return self.schema.columns[name]
+
+    def _counts(self, name: str) -> np.ndarray:
+        return self.released.column(self._place(name))
+
+    def _deviation(self, name: str) -> float:
+        place = self._place(name)
+        return float(self.released.table(place, place)[1][0, 0])
+
+    def _total(self, name: str) -> float:
+        """Returns the records that a column's counts add up to, if that is clearly above 0."""
+        counts = self._counts(name)
+        return self._checked_total(name, float(counts.sum()), len(counts))
+
+    def _present(self, name: str) -> float:
+        num = self._column(name).num_levels
+        return self._checked_total(name, float(self._counts(name)[:num].sum()), num)
+
+    def _checked_total(self, name: str, total: float, num: int) -> float:
+        if total <= _CLEAR * self._deviation(name) * np.sqrt(num):
+            raise ValueError(
+                f"column {name!r}: the noise hides how many records there are: use more records or "
+                "a larger epsilon."
+            )
+        return total
+
+    @property
+    def _counted(self) -> tuple[float, float]:
+        """The records that all counts of columns add up to on average, and the standard error."""
+        names = self.schema.names
+        totals = [float(self._counts(name).sum()) for name in names]
+        variances = [self._deviation(name) ** 2 * len(self._counts(name)) for name in names]
+        return float(np.mean(totals)), float(np.sqrt(np.sum(variances))) / len(names)
+
+    @property
+    def _is_wrong(self) -> bool:
+        total, error = self._counted
+        return abs(total - self.released.num_records) > _SAME * error + 1e-6 * total
+
+    @property
+    def _records(self) -> float:
+        """The public number of records, or that of the counts if it is another."""
+        return max(self._counted[0], 1.0) if self._is_wrong else float(self.released.num_records)
+
+    def _caveats(self, names: Sequence[str]) -> tuple[str, ...]:
+        caveats = []
+        if self._is_wrong:
+            caveats.append(
+                f"the counts add up to about {self._counted[0]:.0f} records instead of "
+                f"num_records={self.released.num_records}: shares are of the former."
+            )
+        missing = [name for name in names if self.schema.columns[name].missing]
+        if missing:
+            caveats.append(f"records without {', '.join(map(repr, missing))} are left out.")
+        few = [name for name in names if getattr(self.schema.columns[name], "few", False)]
+        if few:
+            caveats.append(
+                f"most of the variance of {', '.join(map(repr, few))} is that of a few records, "
+                "which noisy counts do not tell: prefer a log scale or shares."
+            )
+        return tuple(caveats)
+
+    def _shares(
+        self, title: str, names: tuple[str, ...], shares: np.ndarray, noise: np.ndarray
+    ) -> Estimate:
+        # A level whose count is noise may have as many records as the noise hides.
+        likely = np.clip(shares, np.minimum(np.sqrt(noise), 0.5), 1.0)
+        likely = np.clip(likely, 1.0 / self._records, 1.0 - 1.0 / self._records)
+        sampling = np.sqrt(likely * (1.0 - likely) / self._records)
+        caveats = self._caveats([])
+        return Estimate(
+            title, names, shares, np.sqrt(noise), sampling, np.zeros(len(shares)), caveats
+        )
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_numbers(self, name: str, column: Column, method: str, other: str) -> None:
+        inner = column.column if isinstance(column, Grouped) else column
+        if not isinstance(inner, Numeric | Binary):
+            raise ValueError(
+                f"{method}: column {name!r} has categories, without numbers: use estimate.{other}."
+            )
+
+    def _check_different(self, names: Sequence[str]) -> None:
+        if len(set(names)) < len(names):
+            raise ValueError(f"a column is named twice in {list(names)}: name different ones.")
+
+    def _check_clear(self, moments: Moments, num: int) -> None:
+        """Checks that the correlations of the first `num` values are positive definite for sure."""
+        scales = np.sqrt(np.diag(moments.covariances))[:num]
+        eigenvalues, vectors = np.linalg.eigh(
+            moments.covariances[:num, :num] / np.outer(scales, scales)
+        )
+        direction = np.append(vectors[:, 0] / scales, np.zeros(len(moments.means) - num))
+        gradient = np.outer(direction, direction)[None]
+        none = np.zeros([1, len(direction)])
+        error = np.sqrt(moments.noise(gradient, none) + moments.partners(gradient))[0]
+        if eigenvalues[0] <= max(_APART * error, 1e-9):
+            raise ValueError(
+                "regression: the noise hides how terms differ from each other, as they are "
+                f"correlated (least eigenvalue {eigenvalues[0]:.2g} +- {error:.2g}).\n"
+                "Use fewer terms, or a fit with more records, fewer columns or a larger epsilon."
+            )
+
+    def _moments(self, names: Sequence[str], method: str) -> Moments:
+        """Returns the moments of columns, if the noise lets them be seen."""
+        columns = [self._column(name) for name in names]
+        self._check_different(names)
+        for name, column in zip(names, columns, strict=True):
+            if method == "correlation":
+                self._check_numbers(name, column, method, "table")
+            if column.missing:
+                raise ValueError(
+                    f"{method}: column {name!r} may miss values, and pairs do not tell which "
+                    "records are complete: leave it out,\nor fit a table of complete records, "
+                    "described without missing=True."
+                )
+        moments = self._moments_of(names)
+        variances = np.diag(moments.covariances)
+        units = np.eye(len(variances))
+        gradients = units[:, :, None] * units[:, None, :]
+        errors = np.sqrt(moments.noise(gradients, np.zeros_like(units)))
+        values = [name for part in moments.levels for name in part.names]
+        for name, variance, error, ratio in zip(
+            values, variances, errors, moments.ratios, strict=True
+        ):
+            if not (variance > max(_CLEAR * error, 0.0) and ratio > 0.0):
+                raise ValueError(
+                    f"{method}: the noise hides the variance of {name!r}: leave it out, or fit "
+                    "with wider or fewer levels\n(bins=, max_levels=), fewer columns, more records "
+                    "or a larger epsilon."
+                )
+        return moments
+
+    def _moments_of(self, names: Sequence[str]) -> Moments:
+        columns = [self._column(name) for name in names]
+        sizes = [column.num_levels for column in columns]
+        places, records = [self._place(name) for name in names], self._records
+        levels, shares, deviations = [], [], []
+        for name, column, size in zip(names, columns, sizes, strict=True):
+            deviation, total = self._deviation(name), self._present(name)
+            part = LevelValues.of(name, column, self._counts(name)[:size], deviation)
+            levels.append(part)
+            shares.append(part.summed(self._counts(name)[:size]) / total)
+            deviations.append(np.sqrt(part.summed(np.full(size, deviation**2))) / total)
+        tables = {}
+        for i, j in itertools.combinations(range(len(names)), 2):
+            merged = []
+            counts, noise = self.released.table(places[i], places[j])
+            for table in (counts, noise**2):
+                rows = levels[i].summed(table[: sizes[i], : sizes[j]])
+                merged.append(levels[j].summed(rows.T).T)
+            tables[i, j] = merged[0] / records, np.sqrt(merged[1]) / records
+        return Moments.of(levels, shares, deviations, tables)
+
+
+def _least_squares(means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
+    """Returns intercept and slopes of the last value on the others."""
+    slopes = np.linalg.solve(covariances[:-1, :-1], covariances[:-1, -1])
+    return np.append(means[-1] - means[:-1] @ slopes, slopes)

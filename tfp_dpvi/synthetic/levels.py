@@ -1,0 +1,242 @@
+"""Values of levels: their means and variances within a level, and what is uncertain of these."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tfp_dpvi.data.columns import Binary, Categorical, Column, Numeric
+from tfp_dpvi.synthetic.grouping import Grouped
+from tfp_dpvi.synthetic.tails import Tail
+
+# Midpoints of probability at which the distribution within a level of an end is integrated.
+_GRID = 200
+
+# Directions of the draws of an end's means, of less than this part of their variance, are left out.
+_NEGLIGIBLE = 1e-3
+
+# Standard deviations of the noise that an outermost level's count exceeds.
+_CLEAR = 6.0
+
+# Categories that a name of a merged level lists.
+_MOST_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelValues:
+    """Values that stand for the levels of a column in moments.
+
+    Outermost levels of numbers whose counts are little more than noise are merged with the next
+    ones: their values are far from the mean, and would multiply the noise.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi.synthetic import Integer
+    >>> levels = LevelValues.of("age", Integer(0, 9, bins=[6]), np.array([6.0, 4.0]), 0.1)
+    >>> levels.values[:, 0].tolist(), levels.within.round(2).tolist()
+    ([2.5, 7.5], [2.92, 1.25])
+    >>> levels.summed(np.array([6.0, 4.0])).tolist()
+    [6.0, 4.0]
+
+    ```
+
+    Attributes:
+      groups: The merged level of each level, int [all levels].
+      names: Names of the columns of `values`.
+      values: float64 [levels, d]. Of a column of numbers d is 1, and these are means within levels;
+        of categories they indicate all levels but the first.
+      within: Variances within levels, float64 [levels]; 0 for categories.
+      shifts: Changes of the means, float64 [sources, levels], of one standard error each: how far
+        the distribution within levels may be from what is assumed.
+    """
+
+    groups: np.ndarray
+    names: tuple[str, ...]
+    values: np.ndarray
+    within: np.ndarray
+    shifts: np.ndarray
+
+    @classmethod
+    def of(cls, name: str, column: Column, counts: np.ndarray, deviation: float) -> LevelValues:
+        """Returns the values of a column's levels.
+
+        Args:
+          name: The name of the column.
+          column: The column, with the levels that a fit chose.
+          counts: Released counts of its levels, float64 [levels].
+          deviation: The standard deviation of their noise.
+        """
+        num = column.num_levels
+        inner = column.column if isinstance(column, Grouped) else column
+        if isinstance(inner, Numeric):
+            return cls._of_numbers(name, column, inner, counts[:num], deviation)
+        if isinstance(inner, Binary):
+            names, values = [name], np.array([[0.0], [1.0]])
+        else:
+            names = [f"{name}[{label}]" for label in labels_of(column)[1:num]]
+            values = np.eye(num)[:, 1:]
+        return cls(np.arange(num), tuple(names), values, np.zeros(num), np.zeros([0, num]))
+
+    @classmethod
+    def _of_numbers(
+        cls, name: str, column: Column, inner: Numeric, counts: np.ndarray, deviation: float
+    ) -> LevelValues:
+        owners, shares = np.arange(inner.num_levels), np.ones(inner.num_levels)
+        ends: tuple[Tail, ...] = ()
+        if isinstance(column, Grouped):
+            owners, shares, ends = np.array(column.groups), np.array(column.shares), column.ends
+        low, high = _limits(inner.edges, owners, column.num_levels)
+        merged = _merged(counts, deviation, low, high, ends)
+        masses = np.maximum(counts, 1e-9)
+        cells = merged[owners]
+        shares = shares * (masses / np.bincount(merged, masses)[merged])[owners]
+        counts = np.bincount(merged, counts)
+        num = len(counts)
+        low, high = _limits(inner.edges, cells, num)
+        means, variances = _uniform(inner, inner.edges[:-1], inner.edges[1:])
+        squares = variances + means**2
+        values = np.bincount(cells, shares * means)
+        within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
+        shifts = [_slopes(counts, values, low, high, inner.step)]
+        # Nothing beyond an end says how records lie in its level: they may be anywhere.
+        for level in (0, num - 1):
+            shifts.append(np.sqrt(within) * (np.arange(num) == level))
+        for end in ends:
+            inside = low >= end.threshold if end.is_upper else high <= end.threshold
+            levels = np.flatnonzero(inside)
+            heap = shares * np.isin(np.arange(len(cells)), end.heaps)
+            rest = 1.0 - np.bincount(cells, heap)[levels]
+            draws, second = _drawn(end, low[levels], high[levels], inner.step)
+            draws = np.bincount(cells, heap * means)[levels] + rest * draws
+            second = np.bincount(cells, heap * squares)[levels] + rest * second.mean(axis=0)
+            values[levels] = draws.mean(axis=0)
+            within[levels] = np.maximum(second - values[levels] ** 2, 0.0)
+            # The draws are of one posterior: their main directions are independent sources.
+            centred = (draws - draws.mean(axis=0)) / np.sqrt(len(draws))
+            _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+            spread = np.zeros([len(sizes), num])
+            spread[:, levels] = sizes[:, None] * directions
+            spread = spread[sizes**2 > _NEGLIGIBLE * np.sum(sizes**2)]
+            shifts = [np.where(inside, 0.0, shift) for shift in shifts] + list(spread)
+        return cls(merged, (name,), values[:, None], within, np.stack(shifts))
+
+    def summed(self, counts: np.ndarray) -> np.ndarray:
+        """Returns counts of merged levels.
+
+        Args:
+          counts: Counts of all levels in the first dimension, float64 [all levels, ...].
+        """
+        merged = np.zeros([len(self.values), *counts.shape[1:]])
+        np.add.at(merged, self.groups, counts)
+        return merged
+
+
+def labels_of(column: Column) -> tuple[str, ...]:
+    """Returns a name of each level, of missing values last if there may be any.
+
+    Args:
+      column: The column, with the levels that a fit chose.
+    """
+    inner = column.column if isinstance(column, Grouped) else column
+    groups = np.array(column.groups) if isinstance(column, Grouped) else np.arange(inner.num_levels)
+    num = column.num_levels
+    if isinstance(inner, Numeric):
+        low, high = _limits(inner.edges, groups, num)
+        last = high - inner.step if inner.step else high
+        labels = [
+            _text(inner, a) if a == b else f"{_text(inner, a)} to {_text(inner, b)}"
+            for a, b in zip(low, last, strict=True)
+        ]
+    elif isinstance(inner, Categorical):
+        members = [np.flatnonzero(groups == level) for level in range(num)]
+        labels = [_joined([str(inner.categories[place]) for place in part]) for part in members]
+    else:
+        labels = ["0", "1"]
+    return (*labels, "missing") if column.missing else tuple(labels)
+
+
+def _text(column: Numeric, number: float) -> str:
+    return column.as_text(int(number)) if column.step else f"{number:.6g}"
+
+
+def _joined(categories: list[str]) -> str:
+    shown = " | ".join(categories[:_MOST_SHOWN])
+    more = len(categories) - _MOST_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _limits(edges: np.ndarray, groups: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns lower and upper edges of levels, float64 [num] each."""
+    starts = edges[:-1][np.searchsorted(groups, np.arange(num))]
+    return starts, np.append(starts[1:], edges[-1])
+
+
+def _uniform(column: Numeric, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns means and variances of uniform values, whole ones if the column has these alone."""
+    width = high - low
+    return (low + high - column.step) / 2.0, (width**2 - column.step**2) / 12.0
+
+
+def _merged(
+    counts: np.ndarray, deviation: float, low: np.ndarray, high: np.ndarray, ends: tuple[Tail, ...]
+) -> np.ndarray:
+    """Returns the merged level of each level: outermost ones are clear of the noise, int [levels].
+
+    What an end's distribution describes is merged with nothing else.
+    """
+    num = len(counts)
+    begin, stop = num - 1, 0
+    for end in ends:
+        inside = low >= end.threshold if end.is_upper else high <= end.threshold
+        if end.is_upper:
+            begin = int(np.argmax(inside))
+        else:
+            stop = num - 1 - int(np.argmax(inside[::-1]))
+    # Without such a distribution, up to half of the levels.
+    begin = begin if begin < num - 1 else num // 2
+    stop = stop if stop > 0 else num // 2 - 1
+    first = _clear(counts[: stop + 1], deviation)
+    last = _clear(counts[begin:][::-1], deviation)
+    places = np.clip(np.arange(num), first - 1, num - last)
+    return np.unique(places, return_inverse=True)[1]
+
+
+def _clear(counts: np.ndarray, deviation: float) -> int:
+    """Returns of how many first levels the count is clear of the noise; at most all."""
+    sizes = np.arange(1, len(counts) + 1)
+    clear = np.cumsum(counts) >= _CLEAR * deviation * np.sqrt(sizes)
+    return int(np.argmax(clear)) + 1 if clear.any() else max(len(counts), 1)
+
+
+def _slopes(
+    counts: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray, step: int
+) -> np.ndarray:
+    """Returns the changes of means if densities were straight lines through their neighbours'."""
+    width = high - low
+    density = np.maximum(counts, 1.0) / width
+    shift = np.zeros(len(width))
+    if len(width) < 3:
+        return shift
+    rise = (density[2:] - density[:-2]) / (values[2:] - values[:-2])
+    room = (width**2 - step**2) / 12.0
+    # A line that is 0 at one edge moves the mean by a sixth of the width.
+    most = room[1:-1] / (width[1:-1] / 2.0)
+    shift[1:-1] = np.clip(rise * room[1:-1] / density[1:-1], -most, most)
+    return shift
+
+
+def _drawn(
+    end: Tail, low: np.ndarray, high: np.ndarray, step: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns means and mean squares within levels under each draw, float64 [draws, levels]."""
+    uniform = np.tile((np.arange(_GRID) + 0.5) / _GRID, [len(low), 1])
+    begin = np.broadcast_to(low[:, None], uniform.shape)
+    stop = np.broadcast_to(high[:, None], uniform.shape)
+    means, squares = [], []
+    for draw in range(len(end.draws)):
+        numbers = end.values(begin, stop, uniform, draw)
+        numbers = np.clip(np.floor(numbers), begin, stop - step) if step else numbers
+        means.append(numbers.mean(axis=1))
+        squares.append((numbers**2).mean(axis=1))
+    return np.stack(means), np.stack(squares)
