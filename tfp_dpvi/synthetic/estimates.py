@@ -8,6 +8,7 @@ is assumed within levels. It is post-processing, at no cost.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -313,6 +314,13 @@ class Estimates:
             )
         return self.schema.columns[name]
 
+    @functools.cached_property
+    def _levels(self) -> dict[str, LevelValues]:
+        return {
+            name: LevelValues.of(name, column, self._counts(name), self._deviation(name))
+            for name, column in self.schema.columns.items()
+        }
+
     def _counts(self, name: str) -> np.ndarray:
         return self.released.column(self._place(name))
 
@@ -446,14 +454,12 @@ class Estimates:
         return moments
 
     def _moments_of(self, names: Sequence[str]) -> Moments:
-        columns = [self._column(name) for name in names]
-        sizes = [column.num_levels for column in columns]
+        sizes = [self._column(name).num_levels for name in names]
         places, records = [self._place(name) for name in names], self._records
-        levels, shares, deviations = [], [], []
-        for name, column, size in zip(names, columns, sizes, strict=True):
+        levels = [self._levels[name] for name in names]
+        shares, deviations = [], []
+        for name, part, size in zip(names, levels, sizes, strict=True):
             deviation, total = self._deviation(name), self._present(name)
-            part = LevelValues.of(name, column, self._counts(name)[:size], deviation)
-            levels.append(part)
             shares.append(part.summed(self._counts(name)[:size]) / total)
             deviations.append(np.sqrt(part.summed(np.full(size, deviation**2))) / total)
         tables = {}

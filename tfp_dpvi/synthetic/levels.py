@@ -10,8 +10,8 @@ from tfp_dpvi.data.columns import Binary, Categorical, Column, Numeric
 from tfp_dpvi.synthetic.grouping import Grouped
 from tfp_dpvi.synthetic.tails import Tail
 
-# Midpoints of probability at which the distribution within a level of an end is integrated.
-_GRID = 200
+# Probabilities and weights of Gauss-Legendre quadrature of the distribution within a level.
+_NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(32) + np.array([[1.0], [0.0]])) / 2.0
 
 # Directions of the draws of an end's means, of less than this part of their variance, are left out.
 _NEGLIGIBLE = 1e-3
@@ -85,7 +85,8 @@ class LevelValues:
         owners, shares = np.arange(inner.num_levels), np.ones(inner.num_levels)
         ends: tuple[Tail, ...] = ()
         if isinstance(column, Grouped):
-            owners, shares, ends = np.array(column.groups), np.array(column.shares), column.ends
+            owners, shares = np.array(column.groups), np.array(column.shares)
+            ends = column.ends
         low, high = _limits(inner.edges, owners, column.num_levels)
         merged = _merged(counts, deviation, low, high, ends)
         masses = np.maximum(counts, 1e-9)
@@ -114,7 +115,7 @@ class LevelValues:
             within[levels] = np.maximum(second - values[levels] ** 2, 0.0)
             # The draws are of one posterior: their main directions are independent sources.
             centred = (draws - draws.mean(axis=0)) / np.sqrt(len(draws))
-            _, sizes, directions = np.linalg.svd(centred, full_matrices=False)
+            sizes, directions = np.linalg.svd(centred, full_matrices=False)[1:]
             spread = np.zeros([len(sizes), num])
             spread[:, levels] = sizes[:, None] * directions
             spread = spread[sizes**2 > _NEGLIGIBLE * np.sum(sizes**2)]
@@ -213,7 +214,8 @@ def _slopes(
     counts: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray, step: int
 ) -> np.ndarray:
     """Returns the changes of means if densities were straight lines through their neighbours'."""
-    width = high - low
+    # A level of one value may be as narrow as floats allow.
+    width = np.maximum(high - low, 1e-12 * (high[-1] - low[0]))
     density = np.maximum(counts, 1.0) / width
     shift = np.zeros(len(width))
     if len(width) < 3:
@@ -230,13 +232,13 @@ def _drawn(
     end: Tail, low: np.ndarray, high: np.ndarray, step: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns means and mean squares within levels under each draw, float64 [draws, levels]."""
-    uniform = np.tile((np.arange(_GRID) + 0.5) / _GRID, [len(low), 1])
+    uniform = np.tile(_NODES, [len(low), 1])
     begin = np.broadcast_to(low[:, None], uniform.shape)
     stop = np.broadcast_to(high[:, None], uniform.shape)
     means, squares = [], []
     for draw in range(len(end.draws)):
         numbers = end.values(begin, stop, uniform, draw)
         numbers = np.clip(np.floor(numbers), begin, stop - step) if step else numbers
-        means.append(numbers.mean(axis=1))
-        squares.append((numbers**2).mean(axis=1))
+        means.append(numbers @ _WEIGHTS)
+        squares.append(numbers**2 @ _WEIGHTS)
     return np.stack(means), np.stack(squares)

@@ -12,8 +12,8 @@ import scipy.stats
 _WARNING = (
     "rubin: intervals of regression coefficients, correlations and the like are too narrow: they "
     "leave out the bias of the model that\n"
-    "generated the rows (see `caveats`): use synthesizer.estimate. For means and shares of columns, "
-    "also within levels of another, pass means_or_shares=True."
+    "generated the rows (see `caveats`): use synthesizer.estimate. For means and shares of "
+    "columns, also within levels of another, pass means_or_shares=True."
 )
 _CAVEAT = (
     "the interval includes the noise for privacy and the sampling of synthetic rows, but no bias "
