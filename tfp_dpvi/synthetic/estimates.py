@@ -284,7 +284,7 @@ class Estimates:
     def _of_sampling(
         self, moments: Moments, residual: np.ndarray, inverse: np.ndarray
     ) -> tuple[np.ndarray, bool]:
-        """Returns variances of coefficients by sampling, and whether that of residuals is unsure."""
+        """Returns variances of coefficients by sampling, and whether the residuals' is unsure."""
         means = moments.means[:-1]
         # Levels instead of numbers lose some precision, which N real records do not.
         coarse = moments.covariances + np.diag(
