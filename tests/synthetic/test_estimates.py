@@ -333,3 +333,24 @@ def test_a_fit_keeps_its_counts_and_saves_them(tmp_path):
     loaded.model.released = None  # As in files of 0.2.
     with pytest.raises(RuntimeError, match="fit again"):
         _ = loaded.estimate
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"counts": np.zeros(3)}, "altered"),
+        ({"counts": np.full(6, np.nan)}, "altered"),
+        ({"deviation": -1.0}, "deviation"),
+        ({"num_records": 0}, "num_records"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_altered_counts_of_a_file_are_refused(change, named):
+    schema = Schema({"x": Binary(), "y": Binary()})
+    released = release(schema, np.zeros([10, 2], int), 1.0)
+    config = released.to_config()
+    again = NoisyPairs.from_config(config, schema)
+    np.testing.assert_array_equal(again.counts, released.counts)
+    np.testing.assert_array_equal(again.deviations, released.deviations)
+    with pytest.raises(ValueError, match=named):
+        NoisyPairs.from_config({**config, **change}, schema)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data.columns import MISSING
 from tfp_dpvi.data.schema import Schema
@@ -181,16 +182,20 @@ class NoisyPairs:
         Raises:
           ValueError: The counts are of another schema.
         """
+        names = ("target", "num_records", "deviation", "counts")
+        config = check.fields("the file's counts", config, needed=names, known=names)
+        deviation = check.non_negative("deviation", config["deviation"])
+        num = check.count("num_records", config["num_records"], 1)
         pairs = Pairs(Segments.of(schema), config["target"])
-        weights = pairs.weights()
+        weights, counts = pairs.weights(), config["counts"]
         counted = weights > 0.0
-        if np.shape(config["counts"]) != (int(counted.sum()),):
+        if np.shape(counts) != (int(counted.sum()),) or not np.isfinite(counts).all():
             raise ValueError(
                 "The file's counts are not those of its columns: it was altered. Use another copy."
             )
         noisy = np.zeros(weights.shape)
-        noisy[counted] = config["counts"] * weights[counted]
-        return cls.of(pairs, noisy, config["deviation"], config["num_records"])
+        noisy[counted] = counts * weights[counted]
+        return cls.of(pairs, noisy, deviation, num)
 
     def column(self, place: int) -> np.ndarray:
         """Returns the noisy counts of one column's levels."""
