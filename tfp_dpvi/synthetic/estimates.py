@@ -27,6 +27,9 @@ from tfp_dpvi.synthetic.pairs import NoisyPairs
 _CLEAR = 4.0
 _APART = 2.0
 
+# Caveat if less of a column's variance is between levels.
+_WIDE = 0.8
+
 # Standard errors by which the counts' total may differ from the number of records.
 _SAME = 4.0
 
@@ -321,6 +324,13 @@ class Estimates:
             for name, column in self.schema.columns.items()
         }
 
+    def _is_wide(self, name: str) -> bool:
+        """Returns whether much of a column's variance is within levels."""
+        part = self._levels[name]
+        if not part.within.any():
+            return False
+        return bool(self._moments_of([name]).ratios[0] < _WIDE)
+
     def _counts(self, name: str) -> np.ndarray:
         return self.released.column(self._place(name))
 
@@ -373,6 +383,12 @@ class Estimates:
         missing = [name for name in names if self.schema.columns[name].missing]
         if missing:
             caveats.append(f"records without {', '.join(map(repr, missing))} are left out.")
+        wide = [name for name in names if self._is_wide(name)]
+        if wide:
+            caveats.append(
+                f"levels of {', '.join(map(repr, wide))} are wide, and values depend on what is "
+                "assumed within them: describe with more levels, bins=16, or narrower bounds."
+            )
         few = [name for name in names if getattr(self.schema.columns[name], "few", False)]
         if few:
             caveats.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import scipy.optimize
 
 from tfp_dpvi.data.columns import Binary, Categorical, Column, Numeric
 from tfp_dpvi.synthetic.grouping import Grouped
@@ -15,6 +16,11 @@ _NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(32) + np.array([[1.0], [0.0]
 
 # Directions of the draws of an end's means, of less than this part of their variance, are left out.
 _NEGLIGIBLE = 1e-3
+
+# Below so many levels, nothing says how densities fall. Otherwise the standard error of the mean of
+# an outermost level is this part of its standard deviation.
+_FEW = 4
+_OF_END = 0.5
 
 # Standard deviations of the noise that an outermost level's count exceeds.
 _CLEAR = 6.0
@@ -99,10 +105,25 @@ class LevelValues:
         squares = variances + means**2
         values = np.bincount(cells, shares * means)
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
+        alone = np.bincount(cells) == 1
+        for level, inner_level in ((0, 1), (num - 1, num - 2)) if num > 1 else ():
+            if alone[level]:
+                density = max(counts[inner_level], 1.0) / max(
+                    high[inner_level] - low[inner_level], 1e-300
+                )
+                values[level], within[level] = _falling(
+                    max(counts[level], 1e-9),
+                    density,
+                    float(low[level]),
+                    float(high[level]),
+                    inner.step,
+                    level > 0,
+                )
         shifts = [_slopes(counts, values, low, high, inner.step)]
-        # Nothing beyond an end says how records lie in its level: they may be anywhere.
+        # Without inner levels, nothing says how densities fall.
+        size = _OF_END if num >= _FEW else 1.0
         for level in (0, num - 1):
-            shifts.append(np.sqrt(within) * (np.arange(num) == level))
+            shifts.append(size * np.sqrt(within) * (np.arange(num) == level))
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             levels = np.flatnonzero(inside)
@@ -226,6 +247,34 @@ def _slopes(
     most = room[1:-1] / (width[1:-1] / 2.0)
     shift[1:-1] = np.clip(rise * room[1:-1] / density[1:-1], -most, most)
     return shift
+
+
+def _falling(
+    count: float, density: float, low: float, high: float, step: int, is_upper: bool
+) -> tuple[float, float]:
+    """Returns mean and variance in an outermost level whose density falls from its neighbour's.
+
+    It falls exponentially, and is even if the level's own density is no smaller.
+
+    Args:
+      count: The level's count.
+      density: The density of the neighbour.
+      low: The lower edge.
+      high: The upper edge.
+      step: The distance of values, 0 for real ones.
+      is_upper: Whether it is the upper end.
+    """
+    width = high - low
+    # The share of the level below the neighbour's density: (1 - exp(-rate)) / rate.
+    share = count / (density * width)
+    if width <= step or share >= 1.0:
+        return (low + high - step) / 2.0, (width**2 - step**2) / 12.0
+    rate = scipy.optimize.brentq(lambda x: -np.expm1(-x) / x - share, 1e-9, 2.0 / share + 1.0)
+    beyond = -np.exp(-rate) / np.expm1(-rate)
+    mean = 1.0 / rate - beyond
+    variance = 1.0 / rate**2 - beyond - beyond**2
+    middle = low + width * mean if is_upper else high - width * mean
+    return middle - step / 2.0, max(variance * width**2 - step**2 / 12.0, 0.0)
 
 
 def _drawn(

@@ -6,7 +6,7 @@ another column is taken as linear with the same slope as between levels. That as
 the correction as its standard error, for each column and partner, so that no correction and twice
 as much are the ends of a 95 % interval. Variances within levels have half of themselves. Means
 within a level are moved by a line through the densities of its neighbours, in an outermost level by
-its standard deviation, and in an end by the posterior of its distribution.
+half of its standard deviation, and in an end by the posterior of its distribution.
 """
 
 from __future__ import annotations
