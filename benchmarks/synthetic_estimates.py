@@ -6,12 +6,14 @@ A public table is the population. Each set draws its records with replacement, f
 analyses regressions of three to five terms, a mean and a correlation by `estimate`. In the first `--rubin` sets the mixture is
 fitted too (otherwise it takes one step, of which `estimate` uses nothing), and Rubin's rules combine the regressions of five
 synthetic tables. Counted are nominal 95 % intervals that contain the table's own value; an analysis that is refused is counted
-apart. `--quick` (or QUICK=1): two sets. Writes docs/figures/synthetic_estimates.json.
+apart. `--bins 6` gives columns of numbers so many levels instead of 16. `--quick` (or QUICK=1): two sets. Writes
+docs/figures/synthetic_estimates.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -146,14 +148,23 @@ def row(kind: str, names: Any, real: Any, width: Any, low: Any, high: Any) -> li
     ]
 
 
-def one_set(label: str, seed: int, with_rubin: bool) -> dict[str, Any]:
+def with_bins(schema: Schema, bins: int) -> Schema:
+    """The schema with another number of levels where a fit chooses them."""
+    columns = {
+        name: dataclasses.replace(column, bins=bins) if name in schema.open else column
+        for name, column in schema.columns.items()
+    }
+    return Schema(columns)
+
+
+def one_set(label: str, seed: int, with_rubin: bool, bins: int) -> dict[str, Any]:
     """Intervals of one fit."""
     table, schema, num = TABLES[label]()
     size = len(table[schema.names[0]])
     rows = np.random.default_rng(seed).integers(size, size=num)
     records = {name: values[rows] for name, values in table.items()}
     start = time.process_time()
-    synthesizer = dpvi.Synthesizer(schema, 64 if with_rubin else 2)
+    synthesizer = dpvi.Synthesizer(with_bins(schema, bins), 64 if with_rubin else 2)
     steps = 2000 if with_rubin else 1
     synthesizer.fit(records, epsilon=EPSILON, delta=DELTA, steps=steps)
     fitted = time.process_time()
@@ -231,6 +242,7 @@ def main() -> None:
     )
     parser.add_argument("--sets", type=int, default=20)
     parser.add_argument("--rubin", type=int, default=5)
+    parser.add_argument("--bins", type=int, default=16)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=list(TABLES))
     parser.add_argument("--quick", action="store_true", default=bool(os.environ.get("QUICK")))
     default = pathlib.Path("docs/figures/synthetic_estimates.json")
@@ -247,12 +259,13 @@ def main() -> None:
         "commit": commit,
         "epsilon": EPSILON,
         "delta": DELTA,
+        "bins": options.bins,
         "tables": {},
     }
     done: dict[str, list[dict[str, Any]]] = {label: [] for label in options.tables}
     for number in range(sets):
         for label in options.tables:
-            done[label].append(one_set(label, 1000 + number, number < with_rubin))
+            done[label].append(one_set(label, 1000 + number, number < with_rubin, options.bins))
             both = [("estimate", kind) for kind in ("regression", "correlation", "mean")]
             both += [("rubin", "regression")]
             found = {f"{how}, {kind}": summary(done[label], how, kind) for how, kind in both}

@@ -10,6 +10,7 @@ import functools
 
 import numpy as np
 import pytest
+from support.references import FOLDER
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.synthetic import (
@@ -143,7 +144,7 @@ def test_intervals_cover_the_population():
     assert np.all(covered <= 0.99), covered
 
 
-@pytest.mark.parametrize("forgotten", ["noise", "sampling"])
+@pytest.mark.parametrize("forgotten", ["noise", "sampling", "model"])
 def test_forgetting_a_source_is_caught(forgotten):
     _, noise, sampling, model = simulated()
     rest = {"noise": noise, "sampling": sampling, "model": model}
@@ -354,9 +355,12 @@ def test_a_fit_keeps_its_counts_and_saves_them(tmp_path):
     mean = synthesizer.estimate.mean("age")
     assert abs(mean.estimate[0] - data["age"].mean()) < 5.0 * mean.standard_error[0]
     assert loaded.privacy_report().epsilon == synthesizer.privacy_report().epsilon
-    loaded.model.released = None  # As in files of 0.2.
-    with pytest.raises(RuntimeError, match="fit again"):
-        _ = loaded.estimate
+
+
+def test_a_file_of_version_0_2_has_no_counts():
+    with pytest.raises(RuntimeError, match="fit again") as refused:
+        _ = dpvi.Synthesizer.load(FOLDER / "table.keras").estimate
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

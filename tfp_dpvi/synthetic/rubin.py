@@ -99,8 +99,9 @@ def rubin(
     the synthetic rows has no bias for the estimate. That was tested for means and shares of
     columns, also within levels of another column. It is false for regression coefficients,
     correlations and other estimates of dependence, which a mixture of binned columns weakens:
-    such intervals often miss the real value. The function cannot know what it is given, so it warns
-    unless `means_or_shares` says so, and `caveats` of the result repeats it.
+    such intervals often miss the real value. `Synthesizer.estimate` has correlations and least
+    squares from the released counts. The function cannot know what it is given, so it warns unless
+    `means_or_shares` says so, and `caveats` of the result repeats it.
 
     A `DPVI`'s surrogate does not include the noise of the fit: with few records or a small epsilon,
     intervals are too short.

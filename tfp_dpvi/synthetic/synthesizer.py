@@ -64,8 +64,9 @@ class Synthesizer:
 
     ```
 
-    Of a DataFrame, samples are DataFrames with the same columns and dtypes. `sample_many` is for
-    `dpvi.synthetic.rubin`, and `save` and `Synthesizer.load` keep model and ledger in one file.
+    Of a DataFrame, samples are DataFrames with the same columns and dtypes. `estimate` has means,
+    regressions and the like from the released counts. `sample_many` is for `dpvi.synthetic.rubin`,
+    and `save` and `Synthesizer.load` keep model and ledger in one file.
 
     `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with
     `bins=16`), then noisy counts of all pairs of columns. Variational inference that models the
