@@ -199,11 +199,12 @@ def test_without_noise_values_are_those_of_the_records():
 
 
 def test_bins_are_corrected_by_sheppard_and_by_linearity():
-    """By hand: x uniform in each of two bins of width 1, y of single values."""
-    schema = Schema({"x": Continuous(0.0, 2.0, bins=[1.0]), "y": Binary()})
-    data = {"x": np.array([0.5, 0.5, 1.5, 1.5] * 100), "y": np.array([0, 0, 1, 0] * 100)}
-    estimates = exact(schema, data)
-    between, within, covariance = 0.25, 1.0 / 12.0, 0.125
+    """By hand: x in four bins of width 1, equally often, and y of single values."""
+    schema = Schema({"x": Continuous(0.0, 4.0, bins=[1.0, 2.0, 3.0]), "y": Binary()})
+    x = np.array([0.5, 1.5, 2.5, 3.5] * 100)
+    y = np.array([0, 0, 1, 0] * 50 + [0, 0, 0, 1] * 50)
+    estimates = exact(schema, {"x": x, "y": y})
+    between, within, covariance = 1.25, 1.0 / 12.0, np.mean((x - 2.0) * y)
     variance = between + within
     correlation = estimates.correlation("x", "y")
     expected = covariance * variance / between / np.sqrt(variance * 0.1875)
@@ -232,13 +233,11 @@ def test_few_wide_levels_have_falling_ends_and_are_said():
     assert errors[2] < 0.1
     assert not any("wide" in caveat for caveat in slope.caveats)
     coarse = Schema({"x": Continuous(0.0, 100.0, bins=[50.0]), **columns})
-    for analysis in (
-        lambda e: e.mean("x"),
-        lambda e: e.correlation("x", "y"),
-        lambda e: e.regression("y", ["x"]),
-    ):
-        wide = analysis(exact(coarse, {"x": x, "y": y}))
-        assert any("levels of 'x' are wide" in caveat for caveat in wide.caveats)
+    wide = exact(coarse, {"x": x, "y": y})
+    assert any("levels of 'x' are wide" in caveat for caveat in wide.mean("x").caveats)
+    for analysis in (lambda: wide.correlation("x", "y"), lambda: wide.regression("y", ["x"])):
+        with pytest.raises(ValueError, match="'x' has too few levels"):
+            analysis()
 
 
 def test_noise_of_estimates_by_hand():
@@ -382,3 +381,16 @@ def test_altered_counts_of_a_file_are_refused(change, named):
     np.testing.assert_array_equal(again.deviations, released.deviations)
     with pytest.raises(ValueError, match=named):
         NoisyPairs.from_config({**config, **change}, schema)
+
+
+@pytest.mark.parametrize("heap", [False, True])
+def test_a_heap_beside_a_wide_end_is_no_density(heap):
+    """Whole numbers whose last level is wide: a heap of one value beside it says nothing about the level."""
+    generator = np.random.default_rng(6)
+    x = np.minimum(generator.geometric(0.1, 20_000), 100)
+    if heap:
+        x[:4000] = 20
+    column = Integer(1, 100, bins=[5, 10, 15, 20, 21])
+    mean = exact(Schema({"x": column}), {"x": x}).mean("x")
+    assert abs(mean.estimate[0] - x.mean()) < 2.0 * mean.standard_error[0]
+    assert mean.model[0] < 1.0

@@ -19,7 +19,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.data.columns import Binary, Column, Numeric
 from tfp_dpvi.data.schema import Schema
 from tfp_dpvi.synthetic.grouping import Grouped
-from tfp_dpvi.synthetic.levels import LevelValues, labels_of
+from tfp_dpvi.synthetic.levels import FEW, LevelValues, labels_of
 from tfp_dpvi.synthetic.moments import Moments
 from tfp_dpvi.synthetic.pairs import NoisyPairs
 
@@ -451,6 +451,11 @@ class Estimates:
                     f"{method}: column {name!r} may miss values, and pairs do not tell which "
                     "records are complete: leave it out,\nor fit a table of complete records, "
                     "described without missing=True."
+                )
+            if self._is_wide(name) and len(self._levels[name].values) < FEW:
+                raise ValueError(
+                    f"{method}: column {name!r} has too few levels to tell its values: fit again "
+                    "with more, such as bins=16."
                 )
         moments = self._moments_of(names)
         variances = np.diag(moments.covariances)

@@ -17,9 +17,13 @@ _NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(32) + np.array([[1.0], [0.0]
 # Directions of the draws of an end's means, of less than this part of their variance, are left out.
 _NEGLIGIBLE = 1e-3
 
-# Below so many levels, nothing says how densities fall. Otherwise the standard error of the mean of
-# an outermost level is this part of its standard deviation.
-_FEW = 4
+# Relative to the bounds' distance, widths of levels of one real value count as so much.
+_NARROW = 1e-9
+
+FEW = 4
+"""Below so many levels, nothing says how densities fall."""
+
+# The standard error of the mean of an outermost level, relative to its standard deviation.
 _OF_END = 0.5
 
 # Standard deviations of the noise that an outermost level's count exceeds.
@@ -106,14 +110,11 @@ class LevelValues:
         values = np.bincount(cells, shares * means)
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
         alone = np.bincount(cells) == 1
-        for level, inner_level in ((0, 1), (num - 1, num - 2)) if num > 1 else ():
-            if alone[level]:
-                density = max(counts[inner_level], 1.0) / max(
-                    high[inner_level] - low[inner_level], 1e-300
-                )
+        for level in (0, num - 1):
+            if num > 1 and alone[level]:
                 values[level], within[level] = _falling(
                     max(counts[level], 1e-9),
-                    density,
+                    _neighbour(counts, high - low, level, inner.step),
                     float(low[level]),
                     float(high[level]),
                     inner.step,
@@ -121,7 +122,7 @@ class LevelValues:
                 )
         shifts = [_slopes(counts, values, low, high, inner.step)]
         # Without inner levels, nothing says how densities fall.
-        size = _OF_END if num >= _FEW else 1.0
+        size = _OF_END if num >= FEW else 1.0
         for level in (0, num - 1):
             shifts.append(size * np.sqrt(within) * (np.arange(num) == level))
         for end in ends:
@@ -235,8 +236,7 @@ def _slopes(
     counts: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray, step: int
 ) -> np.ndarray:
     """Returns the changes of means if densities were straight lines through their neighbours'."""
-    # A level of one value may be as narrow as floats allow.
-    width = np.maximum(high - low, 1e-12 * (high[-1] - low[0]))
+    width = np.maximum(high - low, _NARROW * (high[-1] - low[0]))
     density = np.maximum(counts, 1.0) / width
     shift = np.zeros(len(width))
     if len(width) < 3:
@@ -247,6 +247,16 @@ def _slopes(
     most = room[1:-1] / (width[1:-1] / 2.0)
     shift[1:-1] = np.clip(rise * room[1:-1] / density[1:-1], -most, most)
     return shift
+
+
+def _neighbour(counts: np.ndarray, widths: np.ndarray, level: int, step: int) -> float:
+    """Returns the density beside an outermost level."""
+    order = np.arange(1, len(counts)) if level == 0 else np.arange(len(counts) - 1)[::-1]
+    least = max(step, _NARROW * float(widths.sum()))
+    densities = np.maximum(counts, 1.0) / np.maximum(widths, _NARROW * widths.sum())
+    # A level of one value may be a heap, denser than what is beside it. The other end is no help.
+    is_single = widths[order[0]] <= least and len(order) > 2
+    return float(densities[order[: 2 if is_single else 1]].min())
 
 
 def _falling(
@@ -265,11 +275,13 @@ def _falling(
       is_upper: Whether it is the upper end.
     """
     width = high - low
-    # The share of the level below the neighbour's density: (1 - exp(-rate)) / rate.
-    share = count / (density * width)
-    if width <= step or share >= 1.0:
+    # The level's count over that at the neighbour's density: (1 - exp(-rate)) / rate.
+    most = density * width
+    if width <= step or count >= most:
         return (low + high - step) / 2.0, (width**2 - step**2) / 12.0
-    rate = scipy.optimize.brentq(lambda x: -np.expm1(-x) / x - share, 1e-9, 2.0 / share + 1.0)
+    rate = scipy.optimize.brentq(
+        lambda x: -np.expm1(-x) / x - count / most, 1e-9, 2.0 * most / count
+    )
     beyond = -np.exp(-rate) / np.expm1(-rate)
     mean = 1.0 / rate - beyond
     variance = 1.0 / rate**2 - beyond - beyond**2
