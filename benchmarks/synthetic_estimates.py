@@ -233,6 +233,7 @@ def summary(sets: list[dict[str, Any]], method: str, kind: str) -> dict[str, Any
         "intervals": len(rows),
         "worst": {worst: shares[worst]},
         "width": float(np.median([one["width"] for one in rows])),
+        "each": shares,
     }
 
 
@@ -273,10 +274,9 @@ def main() -> None:
                 "sets": len(done[label]),
                 "refused": sum(len(each["refused"]) for each in done[label]),
                 **{name: value for name, value in found.items() if value is not None},
-                "each": done[label],
+                "seconds": done[label][-1]["seconds"],
             }
-            shown = {k: v for k, v in result["tables"][label].items() if k != "each"}
-            print(label, json.dumps(shown), flush=True)
+            print(label, json.dumps(result["tables"][label]), flush=True)
             options.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
