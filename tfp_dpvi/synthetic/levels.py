@@ -26,6 +26,9 @@ FEW = 4
 # The standard error of the mean of an outermost level, relative to its standard deviation.
 _OF_END = 0.5
 
+# A level with more than this part of the variance within itself has its standard deviation as that.
+_MUCH = 0.05
+
 # Standard deviations of the noise that an outermost level's count exceeds.
 _CLEAR = 6.0
 
@@ -123,8 +126,16 @@ class LevelValues:
         shifts = [_slopes(counts, values, low, high, inner.step)]
         # Without inner levels, nothing says how densities fall.
         size = _OF_END if num >= FEW else 1.0
-        for level in (0, num - 1):
-            shifts.append(size * np.sqrt(within) * (np.arange(num) == level))
+        parts = np.maximum(counts, 0.0) * within
+        mean = np.average(values, weights=np.maximum(counts, 1e-9))
+        variance = float(np.sum(parts) + np.maximum(counts, 1e-9) @ (values - mean) ** 2)
+        for level in range(num):
+            # A level with much of the variance is as unsure, unless its density was fitted above.
+            is_end = level in (0, num - 1)
+            much = parts[level] > _MUCH * variance and not (is_end and alone[level])
+            part = 1.0 if much else size * is_end
+            if part:
+                shifts.append(part * np.sqrt(within) * (np.arange(num) == level))
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             levels = np.flatnonzero(inside)
