@@ -75,6 +75,11 @@ _CLEAR = 3.0
 _WORSE = 1.5
 _STRAIGHT = 0.5
 _LEAST_SHARE = 0.02
+# Steps that go on straight are far from their end, and no shorter than the first ones.
+_MOST_SHARE = 4.0
+_RECOVERY = 1.25
+# Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
+_FAR = 0.5
 _NUM_PRIOR_DRAWS = 4096
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
@@ -111,7 +116,7 @@ class Caution:
     """A trust region from released values: the last steps' scores say whether they were too long.
 
     Attributes:
-      share: The share of a step that is made.
+      share: By how much a step is shorter than planned, or longer.
     """
 
     def __init__(self) -> None:
@@ -141,6 +146,7 @@ class Caution:
         """
         last, self._last = self._last, (pull, place)
         if last is None or min(np.linalg.norm(pull), np.linalg.norm(last[0])) < _CLEAR * noise:
+            self.share = min(max(1.0, self.share / _RECOVERY), _RECOVERY * self.share)
             return None
         before, here = np.linalg.norm(last[0]), np.linalg.norm(pull)
         turn = float(pull @ last[0]) / (before * here)
@@ -152,7 +158,7 @@ class Caution:
         if turn < 0.0:
             self.share = max(self.share / 2.0, _LEAST_SHARE)
         elif turn > _STRAIGHT:
-            self.share = min(1.0, 1.5 * self.share)
+            self.share = min(_MOST_SHARE, 1.5 * self.share)
         return None
 
 
@@ -200,7 +206,12 @@ class Scoring:
         likelihood = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
         is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
-        self._start = self._apart() if is_mixture else self.prior.mean
+        # Of a prior of mean zero, draws have another one: far off, if the prior is wide.
+        near_zero = np.abs(self.prior.mean) < _CLEAR * draws[:, pairing.index].std(axis=0) / (
+            math.sqrt(_NUM_PRIOR_DRAWS)
+        )
+        middle = np.where(near_zero, 0.0, self.prior.mean)
+        self._start = self._apart() if is_mixture else middle
         self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
         self.theta.assign(self._start)
         self._simulate = function_of_model(self._simulated_sums)
@@ -283,9 +294,10 @@ class Scoring:
 
         identity = ("centred", self.pairing.parameters_read, self.num_twins)
         releases = releases_of(self.size, clip)
+        # What few values an outcome has bounds its score, so that the clip hardly matters.
         if self.num_twins:
             releases = (*releases, OutcomeRanks(self.num_twins))
-        if is_worth(self.size, self.num_records):
+        if self.num_twins and is_worth(self.size, self.num_records):
             releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
@@ -358,7 +370,7 @@ class Scoring:
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
-        gain = self._caution.share / (1.0 + _SLOWER * step / window)
+        gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
     def is_informed(self) -> bool:
@@ -423,6 +435,9 @@ class Scoring:
         curvatures = self.curvatures(accumulated, mechanism, np.array([block]), _FLATTENED)
         window = curvatures.window
         if curvatures.resembles >= _LEAST_RESEMBLANCE or window.curvature_signal < _LEAST_SIGNAL:
+            return
+        # Far from the records, twins' scores are cut by a centre that the record has moved.
+        if curvatures.lack_of_fit.total > _FAR * curvatures.lack_of_fit.expected:
             return
         relative = self._information(curvatures)
         if self._unlike is not None:
