@@ -13,6 +13,7 @@ from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric, converted
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.regressions import words
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     COEFFICIENT_SD,
@@ -30,8 +31,12 @@ from tfp_dpvi.regressions.result import Parts, Regression
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
 
-# Invented records whose rows set the coordinates of scoring steps.
+# Invented records whose rows set the coordinates of scoring steps, and for many coefficients so many
+# times these.
 _NUM_PUBLIC = 2000
+_PUBLIC_EACH = 16
+# Coefficients, levels of groups and scales that scoring steps can learn.
+MOST_COEFFICIENTS = 512
 _SEED_PUBLIC = 7
 
 
@@ -115,6 +120,7 @@ def regression(
     if family == "categorical" and design.groups:
         raise ValueError('family="categorical" has no group effects: use common ones, + g.')
     parts = _parts(design, family, priors or {})
+    _check_size(parts)
     model = DPVI(
         functools.partial(make_prior, **parts.prior),
         functools.partial(likelihood, **parts.likelihood),
@@ -123,9 +129,22 @@ def regression(
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
     y = _outcome_values(design, family, parts.outcome, data)
     x = parts.inputs(design.rows(data))
-    public = parts.inputs(design.rows(design.simulated(_NUM_PUBLIC, _SEED_PUBLIC)))
-    model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
-    return Regression(design, parts, model)
+    num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
+    public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
+    with words.own_log():
+        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
+    result = Regression(design, parts, model)
+    for sentence in result.warnings:
+        words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
+    return result
+
+
+def _check_size(parts: Parts) -> None:
+    if parts.num_coefficients > MOST_COEFFICIENTS:
+        raise ValueError(
+            f"formula has {parts.num_coefficients} coefficients, levels of groups included, more "
+            f"than {MOST_COEFFICIENTS}: merge levels in the schema, or leave out terms."
+        )
 
 
 def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:

@@ -20,6 +20,7 @@ from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import LINKS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
     import pandas
@@ -69,6 +70,15 @@ class Parts:
         outcome["cuts"] = list(outcome["cuts"])
         layout["group_sizes"] = list(layout["group_sizes"])
         return {"family": self.family, "outcome": outcome, "layout": layout}
+
+    @property
+    def num_coefficients(self) -> int:
+        """The number of parameters that the likelihood reads."""
+        layout, levels = self.layout, self.outcome.levels
+        if self.family == "categorical":
+            return (levels - 1) * (layout.num_common + layout.has_intercept)
+        own = {"ordinal": levels - 1, "normal": 1, "negative_binomial": 1}.get(self.family, 0)
+        return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
 
     def inputs(self, rows: Rows) -> np.ndarray:
         """Returns the model's inputs, float32 [n, columns].
@@ -198,19 +208,12 @@ class Regression:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what is wrong, or may be, with the intervals."""
+        """Sentences on what is wrong, or may be, with the intervals, and what to do."""
         checks = self._posterior_summary.checks
         if checks is None:
-            return ["the posterior is not calibrated: its intervals do not include the noise"]
-        return [self._translated(sentence) for sentence in checks.warnings]
-
-    def _translated(self, sentence: str) -> str:
-        """Returns a sentence with the formula's names for the model's."""
-        ours = self.parts.names_of_model(self.design)
-        for name, inner in sorted(ours.items(), key=lambda pair: -len(pair[1])):
-            if "[" in inner:
-                sentence = sentence.replace(inner, name)
-        return sentence
+            return [NO_POSTERIOR]
+        names = self.parts.names_of_model(self.design)
+        return [in_own_words(each, self.parts.family, names) for each in checks.warnings]
 
     def summary(self, level: float = 0.94) -> pandas.DataFrame:
         """Returns a table of coefficients in the units of the formula.
