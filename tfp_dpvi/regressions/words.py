@@ -1,4 +1,4 @@
-"""What a model's warnings mean for somebody who has a formula, a schema, a family and an epsilon."""
+"""A model's warnings in the words of a formula, a schema, a family and an epsilon."""
 
 from __future__ import annotations
 
