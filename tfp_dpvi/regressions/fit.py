@@ -31,7 +31,7 @@ from tfp_dpvi.regressions.result import Parts, Regression
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
 
-# Invented records whose rows set the coordinates of scoring steps; or so many for each coefficient.
+# Invented records whose rows set the coordinates of scoring steps, or so many a coefficient.
 _NUM_PUBLIC = 2000
 _PUBLIC_EACH = 16
 # Coefficients, levels of groups and scales that scoring steps can learn.
