@@ -44,6 +44,8 @@ class Parts:
       intercept: Those of the intercept or the first threshold.
       location: What is subtracted from each common column.
       scale: What it is divided by.
+      measured: Columns whose typical values or shares were released first.
+      share: The share of epsilon and delta for that release.
     """
 
     family: str
@@ -53,6 +55,8 @@ class Parts:
     intercept: tuple[float, float]
     location: tuple[float, ...]
     scale: tuple[float, ...]
+    measured: tuple[str, ...] = ()
+    share: float = 0.0
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -275,6 +279,11 @@ class Regression:
         if parts.family == "negative_binomial":
             found.append("prior of alpha (variance = mean + alpha mean^2): lognormal(0, 1)")
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
+        if parts.measured:
+            found.append(
+                f"typical values of {', '.join(parts.measured)}: released from the records for "
+                f"{parts.share:.0%} of epsilon and delta"
+            )
         if design.missing is not None:
             found.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
@@ -509,7 +518,7 @@ class Regression:
         sizes = tuple(fields["layout"]["group_sizes"])
         fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
-        for name in ("intercept", "location", "scale"):
+        for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])
         design = Design(
             described["formula"],
