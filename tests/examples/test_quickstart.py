@@ -31,7 +31,7 @@ def example():
 
 
 def test_the_main_job_end_to_end(example, tmp_path, capsys):
-    """At epsilon 3: at least 5 of 7 means without privacy are inside; 15 fits had 7 each."""
+    """At epsilon 3 at least 5 of 7 means without privacy are inside; with a guess at `diseases` 15 fits had 7 each."""
     result = example.main(["--epsilon", "3", "--delta", "1e-5", "--output", str(tmp_path)])
     output = capsys.readouterr().out
     found = re.fullmatch(LAST_LINE, output.strip().splitlines()[-1])
