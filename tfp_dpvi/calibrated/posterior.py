@@ -36,6 +36,8 @@ LOG = logging.getLogger("tfp_dpvi")
 # Raised for arrays that are not finite or not of full rank.
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
 
+# Numbers of all components for one draw, up to which all are drawn.
+MOST_AT_ONCE = 50_000
 _NUM_PLACES = 64
 _PAIRS_A_COORDINATE = 5
 # Pairs that show the curvature's shape, at places of the path: many, since few inform a group.
@@ -147,7 +149,8 @@ def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Dist
     dtype = coordinates.dtype.as_numpy_dtype
     parts = tfd.MultivariateNormalTriL(mixture.locs.astype(dtype), mixture.scales.astype(dtype))
     weights = tfd.Categorical(logits=np.zeros(len(mixture.locs), dtype))
-    mixed: Any = _Kernels(weights, parts)
+    kind = _Kernels if mixture.locs.size > MOST_AT_ONCE else tfd.MixtureSameFamily
+    mixed: Any = kind(weights, parts)
     return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
 
 
