@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric, converted
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.regressions import words
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     COEFFICIENT_SD,
@@ -25,13 +27,17 @@ from tfp_dpvi.regressions.families import (
     make_prior,
     outcome_of,
 )
+from tfp_dpvi.regressions.measured import measure
 from tfp_dpvi.regressions.result import Parts, Regression
 
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
 
-# Invented records whose rows set the coordinates of scoring steps.
+# Invented records whose rows set the coordinates of scoring steps, or so many a coefficient.
 _NUM_PUBLIC = 2000
+_PUBLIC_EACH = 16
+# Coefficients, levels of groups and scales that scoring steps can learn.
+MOST_COEFFICIENTS = 512
 _SEED_PUBLIC = 7
 
 
@@ -48,6 +54,8 @@ def regression(
     missing: str | None = None,
     outside: str = "refuse",
     constants: Mapping[str, Any] | None = None,
+    measured: Sequence[str] = (),
+    share: float = 0.1,
     num_records: int | None = None,
     seed: int | None = None,
 ) -> Regression:
@@ -60,7 +68,8 @@ def regression(
       data: A data set with the formula's columns, one row a record; others are ignored.
       family: "normal", "bernoulli", "poisson", "negative_binomial", "categorical" or "ordinal".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
-      epsilon: The privacy loss of the fit.
+      epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
+        with a new one, that of the fit.
       delta: Its delta, below one over the number of records.
       priors: Priors by the names of terms, coefficients or "Intercept": a pair of mean and standard
         deviation, or a `tfd.Normal`, in the units of the formula. That of "Intercept" is for
@@ -72,6 +81,9 @@ def regression(
         value, or a level of their own, and an indicator column is added.
       outside: "refuse", or "clip" for numbers outside of their bounds.
       constants: Public numbers or lists that the formula names, such as knots.
+      measured: Columns whose typical values or shares are not public: these are released first, in
+        the same ledger, for `share` of epsilon and delta.
+      share: See `measured`.
       num_records: The public number of records; by default the exact one is taken as public.
       seed: Makes the noise repeatable, and the result *not private*.
 
@@ -115,17 +127,61 @@ def regression(
     if family == "categorical" and design.groups:
         raise ValueError('family="categorical" has no group effects: use common ones, + g.')
     parts = _parts(design, family, priors or {})
+    _check_size(parts)
+    y = _outcome_values(design, family, parts.outcome, data)
+    rows = design.rows(data)
+    if measured:
+        # All else was checked: what comes spends privacy.
+        part = check.probability("share", share)
+        _check_left(ledger, epsilon, delta, part)
+        schema, ledger = measure(
+            design.schema,
+            measured,
+            data,
+            ledger,
+            epsilon=epsilon * part,
+            delta=delta * part,
+            num_records=num_records,
+            seed=seed,
+        )
+        design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
+        parts = dataclasses.replace(
+            _parts(design, family, priors or {}), measured=tuple(measured), share=part
+        )
+        y = _outcome_values(design, family, parts.outcome, data)
+        rows = design.rows(data)
     model = DPVI(
         functools.partial(make_prior, **parts.prior),
         functools.partial(likelihood, **parts.likelihood),
         seed=seed,
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
-    y = _outcome_values(design, family, parts.outcome, data)
-    x = parts.inputs(design.rows(data))
-    public = parts.inputs(design.rows(design.simulated(_NUM_PUBLIC, _SEED_PUBLIC)))
-    model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
-    return Regression(design, parts, model)
+    x = parts.inputs(rows)
+    num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
+    public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
+    with words.own_log():
+        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
+    result = Regression(design, parts, model)
+    for sentence in result.warnings:
+        words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
+    return result
+
+
+def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
+    spent = 0.0 if ledger is None or not ledger.num_releases else ledger.epsilon(delta)
+    if spent >= (1.0 - share) * epsilon:
+        raise ValueError(
+            f"epsilon={epsilon:g} is the total of the ledger, of which {spent:.3g} was spent: too "
+            "little is left to measure columns and to fit."
+        )
+
+
+def _check_size(parts: Parts) -> None:
+    if parts.num_coefficients > MOST_COEFFICIENTS:
+        raise ValueError(
+            f"formula has {parts.num_coefficients} coefficients, levels of groups included, more "
+            f"than {MOST_COEFFICIENTS}: merge levels in the schema, or leave out terms."
+        )
 
 
 def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:

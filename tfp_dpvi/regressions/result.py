@@ -20,6 +20,7 @@ from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import LINKS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
     import pandas
@@ -43,6 +44,8 @@ class Parts:
       intercept: Those of the intercept or the first threshold.
       location: What is subtracted from each common column.
       scale: What it is divided by.
+      measured: Columns whose typical values or shares were released first.
+      share: The share of epsilon and delta for that release.
     """
 
     family: str
@@ -52,6 +55,8 @@ class Parts:
     intercept: tuple[float, float]
     location: tuple[float, ...]
     scale: tuple[float, ...]
+    measured: tuple[str, ...] = ()
+    share: float = 0.0
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -69,6 +74,15 @@ class Parts:
         outcome["cuts"] = list(outcome["cuts"])
         layout["group_sizes"] = list(layout["group_sizes"])
         return {"family": self.family, "outcome": outcome, "layout": layout}
+
+    @property
+    def num_coefficients(self) -> int:
+        """The number of parameters that the likelihood reads."""
+        layout, levels = self.layout, self.outcome.levels
+        if self.family == "categorical":
+            return (levels - 1) * (layout.num_common + layout.has_intercept)
+        own = {"ordinal": levels - 1, "normal": 1, "negative_binomial": 1}.get(self.family, 0)
+        return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
 
     def inputs(self, rows: Rows) -> np.ndarray:
         """Returns the model's inputs, float32 [n, columns].
@@ -198,19 +212,12 @@ class Regression:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what is wrong, or may be, with the intervals."""
+        """Sentences on what is wrong, or may be, with the intervals, and what to do."""
         checks = self._posterior_summary.checks
         if checks is None:
-            return ["the posterior is not calibrated: its intervals do not include the noise"]
-        return [self._translated(sentence) for sentence in checks.warnings]
-
-    def _translated(self, sentence: str) -> str:
-        """Returns a sentence with the formula's names for the model's."""
-        ours = self.parts.names_of_model(self.design)
-        for name, inner in sorted(ours.items(), key=lambda pair: -len(pair[1])):
-            if "[" in inner:
-                sentence = sentence.replace(inner, name)
-        return sentence
+            return [NO_POSTERIOR]
+        names = self.parts.names_of_model(self.design)
+        return [in_own_words(each, self.parts.family, names) for each in checks.warnings]
 
     def summary(self, level: float = 0.94) -> pandas.DataFrame:
         """Returns a table of coefficients in the units of the formula.
@@ -272,6 +279,11 @@ class Regression:
         if parts.family == "negative_binomial":
             found.append("prior of alpha (variance = mean + alpha mean^2): lognormal(0, 1)")
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
+        if parts.measured:
+            found.append(
+                f"typical values of {', '.join(parts.measured)}: released from the records for "
+                f"{parts.share:.0%} of epsilon and delta"
+            )
         if design.missing is not None:
             found.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
@@ -506,7 +518,7 @@ class Regression:
         sizes = tuple(fields["layout"]["group_sizes"])
         fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
-        for name in ("intercept", "location", "scale"):
+        for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])
         design = Design(
             described["formula"],
