@@ -30,7 +30,7 @@ import tfp_dpvi as dpvi
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from harness import versions  # noqa: E402
+from harness import versions
 
 tfd = tfp.distributions
 FOLDER = pathlib.Path(__file__).parent
