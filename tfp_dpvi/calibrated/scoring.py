@@ -21,7 +21,7 @@ from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
-from tfp_dpvi.calibrated.ranks import OutcomeRanks
+from tfp_dpvi.calibrated.ranks import OutcomeRanks, num_orders
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.whitening import (
@@ -175,6 +175,7 @@ class Scoring:
       clip: The clip, 1: scores are whitened to a mean square of 1.
       num_records: The public number N of records.
       num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
+      num_orders: By how many orders outcomes are ranked among twins.
       theta: A variable, the parameters, shape [d].
     """
 
@@ -205,6 +206,7 @@ class Scoring:
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
+        self.num_orders = num_orders(likelihood)
         is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
         # Of a prior of mean zero, draws have another one: far off, if the prior is wide.
         near_zero = np.abs(self.prior.mean) < _CLEAR * draws[:, pairing.index].std(axis=0) / (
@@ -296,7 +298,7 @@ class Scoring:
         releases = releases_of(self.size, clip)
         # What few values an outcome has bounds its score, so that the clip hardly matters.
         if self.num_twins:
-            releases = (*releases, OutcomeRanks(self.num_twins))
+            releases = (*releases, OutcomeRanks(self.num_twins, self.num_orders))
         if self.num_twins and is_worth(self.size, self.num_records):
             releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
