@@ -1,5 +1,6 @@
 """A hospital: one trace, one calibration and one ledger entry over its rounds; its budget is its own; replay on neighbours."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -591,3 +592,29 @@ def test_a_hospital_that_comes_back_secure_keeps_its_noise_and_its_rounds(study,
     after.answer(task_of(study, "s").to_bytes())
     assert [entry.plan.randomness for entry in ledger.entries] == ["", "secure"]
     assert after.rounds_left == before.rounds_left == 1
+
+
+# ------------------------------------------------------------------------------------------ what is repeated
+
+
+def test_a_reply_that_the_server_still_waits_for_answers_the_next_task(study, refiner):
+    """A hospital that was too slow pays once: the next task names the request that is unanswered."""
+    one = hospital(study, refiner)
+    first = one.answer(task_of(study, "r").to_bytes())
+    second = dataclasses.replace(task_of(study, "s", 1), unanswered=("q", "r"))
+    assert one.answer(second.to_bytes()) == first
+    assert one.ledger.num_releases == 3
+    assert one.answer(task_of(study, "t", 2).to_bytes()) != first
+
+
+def test_a_hospital_that_is_killed_repeats_the_reply_that_it_has_paid_for(study, refiner, tmp_path):
+    ledger = dpvi.PrivacyLedger(tmp_path / "ledger")
+    settings = {"ledger": ledger, "last_reply": tmp_path / "reply"}
+    first = hospital(study, refiner, **settings).answer(task_of(study, "r").to_bytes())
+    again = hospital(study, refiner, **settings)
+    assert again.answer(task_of(study, "r").to_bytes()) == first
+    assert (ledger.num_releases, again.rounds_left) == (3, 2)
+    assert again.answer(task_of(study, "s", 1).to_bytes()) != first
+    other = Study(prior(), likelihood, adam(), local_steps=4)
+    assert Hospital(other, *records(), name="a", epsilon=1.0, **settings)._last == {}
+    ledger.close()

@@ -6,6 +6,7 @@ Products add the parameters, quotients subtract them, and a factor may be improp
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -214,3 +215,21 @@ def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
         if (posterior * change**0.5**halvings).exceeds(floor):
             return 0.5**halvings
     return 0.0
+
+
+def guards(posterior: Factor, changes: Mapping[str, Factor], floor: np.ndarray) -> dict[str, float]:
+    """Returns the share of each hospital's change that keeps a posterior's precision above a floor.
+
+    If the sum of all K changes does, every share is 1. Else each hospital's is the `guard` of K
+    times its own change: their mean then lies above the floor, so that the sum does, and who takes
+    no precision away keeps its share of 1.
+
+    Args:
+      posterior: The present posterior, whose precision lies above the floor.
+      changes: The changes of a round, by hospital.
+      floor: Half of the prior's precision, of its shape.
+    """
+    if guard(posterior, product(list(changes.values())), floor) == 1.0:
+        return dict.fromkeys(changes, 1.0)
+    num = float(len(changes))
+    return {name: guard(posterior, change**num, floor) for name, change in changes.items()}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
+import os
+import pathlib
 import threading
 
 from dp_accounting import DpEvent, NeighboringRelation
@@ -12,11 +15,14 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
-from tfp_dpvi.federated.messages import MOST_TEXT, Reply, Task, need
+from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Reply, Task, need
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepRelease
+from tfp_dpvi.federated.saved import replace_file
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
+
+_LOG = logging.getLogger("tfp_dpvi")
 
 CAVEATS = (
     "a person with records in two hospitals of the study is protected by each hospital's epsilon "
@@ -49,6 +55,8 @@ class Hospital:
       randomness: As of `DPModel.compile`: None, or "secure" for noise and samples of the local
         steps from a cryptographic generator. Plan, report and replies say so.
       refiner: Shared by the hospitals of one process, which saves traces.
+      last_reply: File that keeps the latest reply, which this hospital has paid for, so that it is
+        repeated after a restart too. It holds nothing but what is sent anyway. None for memory.
 
     Raises:
       TypeError, ValueError: An argument does not fit; nothing is spent.
@@ -102,6 +110,7 @@ class Hospital:
         seed: int | None = None,
         randomness: str | None = None,
         refiner: Refiner | None = None,
+        last_reply: str | os.PathLike[str] | None = None,
     ) -> None:
         check_randomness(randomness, seed, "the hospital")
         self.study, self.name = study, check.text("name", name, "pass the hospital's name")
@@ -110,7 +119,8 @@ class Hospital:
         self.ledger = PrivacyLedger() if ledger is None else ledger
         relation, self._seeded = check.relation(neighboring_relation), seed is not None
         self._lock = threading.Lock()
-        self._last: dict[str, bytes] = {}  # The latest reply, by its request.
+        self._last_reply = None if last_reply is None else pathlib.Path(last_reply)
+        self._last = self._read_last()  # The latest reply, by its request.
         self.num_calibrations = 0
         refiner = Refiner(study) if refiner is None else refiner
         settings = ReleaseSettings(
@@ -146,7 +156,7 @@ class Hospital:
         Its noise is the ledger's if the hospital comes back, else it is calibrated.
         """
         terms = self.study.terms
-        purpose = f"releases for the study {terms.name!r} ({terms.identity[:8]})"
+        purpose = f"releases for the study {terms.name!r} ({terms.digest})"
         self._num_releases = draft.num_releases // self.rounds
         self._plan = draft.replace(purpose=purpose)
         if self.epsilon is None:
@@ -169,6 +179,9 @@ class Hospital:
     def answer(self, message: bytes) -> bytes:
         """Answers a task. The latest one, if repeated, is answered alike and charged once.
 
+        A reply that the server still waits for is the answer to the next task too: nothing new is
+        charged until it has arrived.
+
         Args:
           message: A `Task` as bytes.
 
@@ -184,9 +197,27 @@ class Hospital:
             f"the task is for {task.hospital!r}, and this is {self.name!r}.",
         )
         with self._lock:
-            if task.request not in self._last:
-                self._last = {task.request: self.refine(task).to_bytes()}
+            for request, reply in self._last.items():
+                if request in (task.request, *task.unanswered):
+                    return reply
+            made = self.refine(task)
+            self._last = {task.request: made.to_bytes()}
+            if self._last_reply is not None and made.change is not None:
+                # Before it is sent: whoever has it can get it again.
+                replace_file(self._last_reply, self._last[task.request].decode())
             return self._last[task.request]
+
+    def _read_last(self) -> dict[str, bytes]:
+        """Returns the latest reply of an earlier process in this study, by its request."""
+        if self._last_reply is None or not self._last_reply.exists():
+            return {}
+        try:
+            message = self._last_reply.read_bytes().rstrip(b"\n")
+            reply = Reply.from_bytes(message, self.study.terms)
+        except MessageError as error:
+            _LOG.warning("last_reply=%s is of another study: %s", self._last_reply, error)
+            return {}
+        return {reply.request: message} if reply.hospital == self.name else {}
 
     def refine(self, task: Task) -> Reply:
         """Refines the factor against a task's cavity.

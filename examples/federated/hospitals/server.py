@@ -22,14 +22,28 @@ def read_roster(text):
     return {int(node): hospital for node, hospital in pairs}
 
 
+def make_server(terms, settings):
+    """Returns a new server, or the one that was interrupted, from its folder."""
+    schedule = Synchronous(
+        rounds=int(settings["rounds"]),
+        damping=float(settings["damping"]),
+        quorum=int(settings["quorum"]),
+    )
+    if not settings["state"]:
+        return Server(terms, [], schedule)
+    folder = pathlib.Path(settings["state"])
+    if (folder / "state.json").exists():
+        return Server.load(folder, terms)
+    return Server(terms, [], schedule, folder=folder)
+
+
 @app.main()
 def main(grid, context):
     settings = context.run_config
     terms = StudyTerms.load(pathlib.Path(__file__).with_name("terms.json"))
-    schedule = Synchronous(rounds=int(settings["rounds"]), damping=float(settings["damping"]))
     run = FlowerRun(
         grid,
-        Server(terms, [], schedule),
+        make_server(terms, settings),
         roster=read_roster(str(settings["roster"])),
         timeout=float(settings["timeout"]),
     )

@@ -106,6 +106,9 @@ def _reply(hospital: Hospital, message: bytes) -> bytes:
     except MessageError as error:
         _LOG.warning("A task is refused: %s", error)
         return b"-" + str(error).encode()
+    except Exception as error:  # The worker lives on; what the error says may be of records.
+        _LOG.exception("A task failed.")
+        return b"-it failed: a " + type(error).__name__.encode() + b", see the worker's log."
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,6 +121,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--name", required=True, help="of the hospital")
     parser.add_argument(
         "--ledger", required=True, help="file or database URL; it outlives this process"
+    )
+    parser.add_argument(
+        "--last-reply",
+        help="file that keeps the latest reply for a restart; by default the ledger's name and "
+        "'.reply' where that is a file",
     )
     parser.add_argument(
         "--epsilon", type=float, required=True, help="the most that these records may ever cost"
@@ -175,6 +183,9 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
         study = getattr(importlib.import_module(module), function)()
     with np.load(options.data, allow_pickle=False) as held:
         x, y = held["x"], held.get("y")
+    last_reply = options.last_reply
+    if last_reply is None and "://" not in options.ledger:
+        last_reply = f"{options.ledger}.reply"
     with PrivacyLedger(options.ledger) as ledger:
         if protected and "://" not in options.ledger:
             access.check_private("--ledger", options.ledger)
@@ -184,6 +195,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             "rounds": options.rounds,
             "ledger": ledger,
             "randomness": options.randomness,
+            "last_reply": last_reply,
         }
         hospital = hospital_of(study, x, y, name=options.name, **budget)
         print(
