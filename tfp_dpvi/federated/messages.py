@@ -131,9 +131,9 @@ class StudyTerms:
         names = [*own, *(name for name in other if name not in own)]
         differing = [name for name in names if not _agree(name, own.get(name), other.get(name))]
         if differing:
-            shown = ", ".join(differing)
+            shown = ascii(", ".join(differing))[1:-1]
             raise MessageError(
-                f"study {identity[:20]!r}... is not this one: other {shown!a:.200}; "
+                f"study={identity[:21]!a} is not this one: it has another {shown:.200}; "
                 "agree on one file of terms."
             )
 
