@@ -182,7 +182,9 @@ class Refiner:
           TypeError: A part has no numbers.
           ValueError: The records do not fit the likelihood, or are not in memory.
         """
-        model = self.study.bayesian_model
+        model, columns = self.study.bayesian_model, self.study.columns
+        if columns is not None:
+            x, y = columns.arrays(x, y)
         x, y = by_column("x", x), by_column("y", y)
         if any(isinstance(part, tf.data.Dataset) or is_source(part) for part in _leaves(x, y)):
             raise ValueError(
@@ -190,6 +192,7 @@ class Refiner:
                 "pass arrays."
             )
         records = make_records(x, y, weight, dtype=model.dtype, validate=True)
+        _check_like(records, self.study.example)
         _check_records(model, records)
         num_public = (
             records.num if num_records is None else check.count("num_records", num_records, 1)
@@ -393,6 +396,23 @@ def _check_records(model: BayesianModel, records: Records) -> None:
     checks.check_no_locals(model.prior, records)
     checks.check_likelihood(model, records)
     checks.check_labels(model, records)
+
+
+def _check_like(records: Records, example: tuple[Structure, Structure | None] | None) -> None:
+    """Refuses records of other columns or shapes than the study's example, if it has one."""
+    if example is None:
+        return
+    for name, own, public in zip("xy", (records.x, records.y), example, strict=True):
+        wanted = None if public is None else by_column(name, public)
+        shapes = [
+            tf.nest.map_structure(lambda part: tuple(np.shape(part)[1:]), value)
+            for value in (own, wanted)
+        ]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{name} has records of shape {shapes[0]}, and the study's example {shapes[1]}: "
+                "pass its columns, in its order."
+            )
 
 
 def _leaves(*structures: Structure | None) -> list[Any]:
