@@ -145,3 +145,44 @@ def private_study(
         )
 
     return server, [log_likelihood(round.posterior) for round in server.history]
+
+
+class ScoringWorker(NoisyWorker):
+    """The same hospital with scoring steps instead of Adam's: `tfp_dpvi.federated.scoring` written out in NumPy."""
+
+    def refine(self, task):
+        q, cavity, num = task.posterior, task.cavity, len(self.x)
+        own, noise = q.precision - cavity.precision, (self.noise * self.clip) ** 2
+        known = np.where(own > 0.0, task.number, 0.0)
+        expected = (0.25 * num * self.clip**2 / q.num + known * np.maximum(own, 0.0)) / (known + 1)
+        slope, weight, mean, score = expected, 1.0 + known, q.mean, np.zeros(q.num)
+        floor = 2.0 / self.bound**2
+
+        def total():
+            information = np.maximum(slope, 0.1 * expected)
+            return information, np.maximum(cavity.precision + information, 0.51 * floor)
+
+        for step in range(1, self.steps + 1):
+            information, precision = total()
+            sd, eta = 1.0 / np.sqrt(precision), self.rng.normal(size=q.num)
+            logits = self.x @ (mean + sd * eta)
+            gradients = (self.y - 1.0 / (1.0 + np.exp(-logits)))[:, None] * self.x
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            seen = (gradients * np.minimum(1.0, self.clip / np.maximum(norms, 1e-30))).sum(0)
+            seen = seen + self.rng.normal(scale=self.noise * self.clip, size=q.num)
+            gain = np.maximum(
+                2.0 / (step + 1), np.minimum(information / (information + noise), 0.2)
+            )
+            at_mean = seen + information * sd * eta
+            if step > 1:
+                trust = expected**2 / (2.0 * noise * precision + 4.0 * information**2)
+                weight = weight + trust * eta**2
+                slope = slope + trust / weight * (-(seen - score) * eta / sd - slope * eta**2)
+                score = score + gain * (at_mean - score)
+            else:
+                score = at_mean
+            pull = at_mean - cavity.precision * mean + cavity.shift
+            move = np.clip(gain * pull / precision, -1.0 / np.sqrt(floor), 1.0 / np.sqrt(floor))
+            mean, score = mean + move, score - information * move
+        _, precision = total()
+        return Factor(mean * precision, precision) / q

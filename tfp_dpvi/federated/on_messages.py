@@ -159,7 +159,9 @@ class MessageRelease:
         settings = self._settings
         cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self.parts))
         changes = [
-            settings.refiner.refine(task.posterior, cavity, self.mechanism, part, settings.seed)
+            settings.refiner.refine(
+                task.posterior, cavity, self.mechanism, part, settings.seed, task.number
+            )
             for part in self.parts
         ]
         shares = [min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes]

@@ -25,6 +25,7 @@ from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.data.streaming import is_source
 from tfp_dpvi.federated.factors import Factor
+from tfp_dpvi.federated.scoring import ScoringSteps
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.optimizers import DPOptimizer
@@ -144,7 +145,7 @@ class Refiner:
 
     def __init__(self, study: Study) -> None:
         self.study, self._lock = study, threading.Lock()
-        self.family = Family(study)
+        self.family = ScoringSteps(study) if study.by_information else Family(study)
         surrogates.build(self.family.distribution, study.prior)  # Refuses what has no gradient.
         self._optimizer: DPOptimizer = type(study.optimizer).from_config(
             study.optimizer.get_config()
@@ -239,8 +240,11 @@ class Refiner:
 
     def _clipped_gradient(self, spec: StepSpec, records: Records) -> ClippedGradient:
         """Returns the clipped gradient of the records' terms, with the cavity's divergence."""
-        clip, variables = self._optimizer.clip, self.family.variables
-        surrogate, pairing = self.family.distribution, self._pairing(records, clip)
+        clip, family = self._optimizer.clip, self.family
+        if isinstance(family, ScoringSteps):
+            return family.clipped_gradient(spec, clip)
+        variables = family.variables
+        surrogate, pairing = family.distribution, self._pairing(records, clip)
         if pairing is None:
             terms = _flat_gradient(self.study.bayesian_model, surrogate, variables, clip)
         else:
@@ -250,7 +254,7 @@ class Refiner:
             gradient = terms.draw(key)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                divergence = self.family.divergence() / spec.num_records
+                divergence = family.divergence() / spec.num_records
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
             return dataclasses.replace(
                 gradient, data_independent=exact, data_independent_loss=divergence
@@ -308,6 +312,7 @@ class Refiner:
         mechanism: Mechanism,
         tensors: dict[str, tf.Tensor],
         seed: int | None,
+        number: int = 0,
     ) -> Factor:
         """Runs a round's steps, with the optimizer as new.
 
@@ -317,6 +322,7 @@ class Refiner:
           mechanism: The release of one step, with its noise.
           tensors: The records, as in `Data.tensors`.
           seed: The hospital's; None for a key from the operating system.
+          number: How often the hospital was asked before.
 
         Returns:
           The factor by which the posterior changed. A diverged fit returns no change, so that
@@ -327,7 +333,10 @@ class Refiner:
             steps = self.compiled.steps_for(mechanism, tensors, _kind_of_key(tapes))
             no_change = Factor.one(posterior.num, full_rank=posterior.full_rank)
             try:
-                self.family.start(posterior, cavity)
+                if isinstance(self.family, ScoringSteps):
+                    self.family.start(posterior, cavity, mechanism, number)
+                else:
+                    self.family.start(posterior, cavity)
             except np.linalg.LinAlgError:  # A nearly singular posterior, whatever the records are.
                 return no_change
             for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):

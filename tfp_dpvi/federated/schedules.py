@@ -55,15 +55,18 @@ class Schedule:
         return self.damping * self.decay ** (number / max(1, self.rounds - 1))
 
 
+@dataclasses.dataclass(frozen=True)
 class Synchronous(Schedule):
     """All hospitals refine at once, and their changes are applied together.
 
     ```python
     >>> Synchronous(rounds=5).damping
-    0.2
+    0.4
 
     ```
     """
+
+    damping: float = 0.4
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tfp_dpvi.data.records import by_column
 from tfp_dpvi.federated.columns import Columns
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import StudyTerms
-from tfp_dpvi.optimizers import DPOptimizer, TermwiseOptimizer
+from tfp_dpvi.optimizers import DPOptimizer, InformationOptimizer, TermwiseOptimizer
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
@@ -37,8 +37,10 @@ class Study:
     Args:
       prior: TFP distribution over the parameters; the same at every hospital.
       likelihood: As of `DPVI`.
-      optimizer: A DP-Keras optimizer with the clip. Each hospital starts its own from its
-        configuration in each round.
+      optimizer: `InformationOptimizer` for steps that are as long as the records' information
+        says; or another DP-Keras optimizer, whose steps are as long as its rate says, so that a few
+        hospitals of unlike records may not settle. It has the clip. Each hospital starts its own
+        from its configuration in each round.
       name: Name of the study.
       family: "mean_field" or "full_rank": normals over the unconstrained parameters, independent or
         with all covariances.
@@ -118,6 +120,12 @@ class Study:
                 f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
                 "pass for instance DPKerasAdamOptimizer."
             )
+        self.by_information = isinstance(optimizer, InformationOptimizer)
+        if self.by_information and (self.full_rank or self.clipping == "paired"):
+            raise ValueError(
+                f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
+                "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
+            )
         self.bayesian_model = BayesianModel(prior, likelihood)
         self.prior, self.likelihood = prior, likelihood
         self.optimizer = optimizer
@@ -136,6 +144,9 @@ class Study:
         self.coordinates = Coordinates(prior)
         self._log_prior = self.coordinates.log_density
         factor, self.normal_prior = self._prior_factor()
+        # Of one record about one coordinate, as far as is known in advance.
+        bound = 0.0 if optimizer.clip.is_off else optimizer.clip.bound**2 / factor.num
+        self.information = getattr(optimizer, "information", None) or 0.25 * bound
         self.columns = None if schema is None else Columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
