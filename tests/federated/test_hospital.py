@@ -108,13 +108,13 @@ def test_what_a_hospital_allows_is_its_own_and_it_declines_before_any_work(
     monkeypatch.setattr(refiner, "refine", lambda *args: pytest.fail("work was done"))
     reply = Reply.from_bytes(one.answer(task_of(study, "s", 1).to_bytes()), study.terms)
     assert reply.change is None
-    assert "all 1 rounds that it allows are charged" in reply.reason
+    assert reply.reason == "a allows 1 rounds: all of them are charged."
     assert one.ledger.num_releases == 3
     assert one.rounds_left == 0
     server = Server(study.terms, ["a"], Synchronous(rounds=5))
     (task,) = server.due()
     assert server.receive("a", one.answer(task.to_bytes()))
-    assert "rounds that it allows" in server.retired["a"]
+    assert "all of them are charged" in server.retired["a"]
     assert server.finished
 
 
@@ -124,8 +124,8 @@ def test_a_ledger_that_others_have_spent_is_respected(study, refiner):
     one.ledger.reserve(other, 30)
     reply = Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms)
     assert reply.change is None
-    assert "does not allow" in reply.reason
-    assert reply.epsilon == pytest.approx(one.ledger.epsilon(1e-5))
+    assert reply.reason == "a allows 3 rounds: the budget does not allow another one."
+    assert (reply.epsilon, reply.rounds_left) == (0.0, 0)
     assert one.ledger.num_releases == 30
 
 
@@ -592,6 +592,58 @@ def test_a_hospital_that_comes_back_secure_keeps_its_noise_and_its_rounds(study,
     after.answer(task_of(study, "s").to_bytes())
     assert [entry.plan.randomness for entry in ledger.entries] == ["", "secure"]
     assert after.rounds_left == before.rounds_left == 1
+
+
+# ------------------------------------------------------------------------------------------ what is said
+
+
+def test_the_consortium_hears_nothing_of_other_projects(study, refiner):
+    """Epsilon and reasons are those of this study; the hospital's own report covers everything."""
+    alone, beside = hospital(study, refiner), hospital(study, refiner)
+    beside.ledger.reserve(beside._plan.replace(noise_multiplier=60.0, purpose="else"), 30)
+    replies = [
+        Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms)
+        for one in (alone, beside)
+    ]
+    assert replies[0].epsilon == replies[1].epsilon == alone.spent_here
+    assert beside.spent > beside.spent_here
+    assert alone.spent == pytest.approx(alone.spent_here, rel=1e-3)
+
+
+def test_rounds_left_are_those_that_the_budget_allows(study, refiner):
+    """After a restart with more rounds than the noise was calibrated for."""
+    ledger = dpvi.PrivacyLedger()
+    first = hospital(study, refiner, rounds=4, ledger=ledger)
+    first.answer(task_of(study, "r").to_bytes())
+    again = hospital(study, refiner, rounds=40, ledger=ledger)
+    assert again.rounds_left == 3
+    reply = Reply.from_bytes(again.answer(task_of(study, "s", 1).to_bytes()), study.terms)
+    assert reply.rounds_left == again.rounds_left == 2
+
+
+def test_a_ledger_that_fails_is_a_refusal(study, refiner, tmp_path):
+    """The worker lives on, and the sentence names no path."""
+    ledger = dpvi.PrivacyLedger(tmp_path / "ledger")
+    one = hospital(study, refiner, ledger=ledger)
+    (tmp_path / "ledger").unlink()
+    with pytest.raises(MessageError, match="the ledger of a cannot be used") as error:
+        one.answer(task_of(study).to_bytes())
+    assert str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "says"),
+    [(1, "a allows 1 rounds and the study has 3: it leaves"), (9, "for more rounds")],
+)
+def test_rounds_of_server_and_hospital_are_compared(study, refiner, caplog, rounds, says):
+    """At the first reply, and at the end in the caveats where the hospital leaves early."""
+    one, server = hospital(study, refiner, rounds=rounds), Server(study.terms, "ab", Synchronous(3))
+    for task in server.due():
+        if task.hospital == "a":
+            server.receive("a", one.answer(task.to_bytes()))
+            break
+    assert says in caplog.text
+    assert any("a allows 0 further rounds of 2" in one for one in server.caveats) == (rounds == 1)
 
 
 # ------------------------------------------------------------------------------------------ what is repeated

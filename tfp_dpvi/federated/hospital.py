@@ -20,7 +20,13 @@ from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepRelease
 from tfp_dpvi.federated.saved import replace_file
 from tfp_dpvi.federated.study import Study
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    LedgerError,
+    PrivacyLedger,
+    PrivacyPlan,
+    PrivacyReport,
+)
 
 _LOG = logging.getLogger("tfp_dpvi")
 
@@ -229,26 +235,37 @@ class Hospital:
             with self._round():
                 change = self._release.change(task)
         except BudgetExhaustedError as error:
-            reason = f"the budget of {self.name} is spent: {check.first_line(error)}"[:MOST_TEXT]
+            # The consortium hears nothing of what else was spent on these records.
+            _LOG.info("%s declines: %s", self.name, error)
+            allowed = self._rounds_uncharged > 0
+            why = "the budget does not allow another one" if allowed else "all of them are charged"
+            reason = f"{self.name} allows {self.rounds} rounds: {why}."[:MOST_TEXT]
+        except LedgerError as error:
+            _LOG.error("The ledger of %s: %s", self.name, error)
+            raise MessageError(
+                f"the ledger of {self.name} cannot be used, see its log: nothing was released."
+            ) from None
         return Reply(
             task.study,
             self.name,
             task.request,
             task.number,
             change=change,
-            epsilon=self.spent,
+            epsilon=self.spent_here,
             delta=self.delta,
             reason=reason,
             randomness="" if self.epsilon is None else self._plan.randomness,
+            rounds_left=None if self.epsilon is None else self.rounds_left,
         )
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that charges one round before its body runs."""
         if self.epsilon is None:
             return contextlib.nullcontext()
-        if not self.rounds_left:
+        left = self._rounds_uncharged
+        if not left:
             raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
-        plan = self._plan.replace(num_releases=self.rounds_left * self._num_releases)
+        plan = self._plan.replace(num_releases=left * self._num_releases)
         budgets = [(self.epsilon, self.delta)]
         return self.ledger.reserved(plan, self._num_releases, seeded=self._seeded, budgets=budgets)
 
@@ -260,14 +277,36 @@ class Hospital:
         return math.inf if self.epsilon is None else self.ledger.epsilon(self.delta)
 
     @property
+    def spent_here(self) -> float:
+        """Epsilon of this study's releases alone, at `delta`: what the consortium is told."""
+        if self.epsilon is None:
+            return math.inf
+        charged = self._charged
+        return self._plan.replace(num_releases=charged).epsilon(self.delta) if charged else 0.0
+
+    @property
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
+        left = self._rounds_uncharged
+        if self.epsilon is None or not left:
+            return left
+        plan = self._plan.replace(num_releases=left * self._num_releases)
+        most = self.ledger.most_releases(plan, [(self.epsilon, self.delta)])
+        return min(left, most // self._num_releases)
+
+    @property
+    def _rounds_uncharged(self) -> int:
+        """Rounds of those allowed that are not charged, whatever the budget."""
+        return max(0, self.rounds - self._charged // self._num_releases)
+
+    @property
+    def _charged(self) -> int:
+        """Releases of this study that are in the ledger."""
         # Whichever generator a round's noise came from.
         common = {"num_releases": 1, "randomness": ""}
         step = self._plan.replace(**common)
         same = (entry for entry in self.ledger.entries if entry.plan.replace(**common) == step)
-        charged = sum(entry.steps for entry in same)
-        return max(0, self.rounds - charged // self._num_releases)
+        return sum(entry.steps for entry in same)
 
     def privacy_report(self) -> PrivacyReport:
         """Returns the ledger's report, with the caveats of a study."""

@@ -313,10 +313,11 @@ class Reply(_Message):
       number: How often the hospital was asked before.
       change: The factor by which to multiply the hospital's own and the posterior, before damping;
         None if the hospital declines.
-      epsilon: Epsilon that the hospital reports; infinite where nothing is private.
+      epsilon: Epsilon that the hospital reports for this study; infinite where nothing is private.
       delta: Delta of that epsilon.
       reason: Why the hospital declines.
       randomness: "secure" if the hospital states that its noise is a cryptographic generator's.
+      rounds_left: Rounds that the hospital still allows; None for any number.
 
     ```python
     >>> import numpy as np
@@ -337,6 +338,7 @@ class Reply(_Message):
     delta: float = 0.0
     reason: str = ""
     randomness: str = ""
+    rounds_left: int | None = None
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: StudyTerms) -> Reply:
@@ -356,6 +358,11 @@ class Reply(_Message):
                 isinstance(value, float) and value >= 0.0,
                 f"{name}={value!r:.99} is not a number of at least 0.",
             )
+        left = fields["rounds_left"]
+        need(
+            left is None or (type(left) is int and left >= 0),
+            f"rounds_left={left!r:.99} is not a count.",
+        )
         randomness = fields["randomness"]
         need(
             randomness in ("", "secure"),

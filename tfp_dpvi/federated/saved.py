@@ -67,7 +67,8 @@ class State:
     ```python
     >>> import numpy as np
     >>> prior = Factor.normal(np.zeros(1), np.ones(1))
-    >>> kept = {"factors": {}, "epsilon": {}, "randomness": {}, "retired": {}, "refused": []}
+    >>> kept = {"factors": {}, "epsilon": {}, "randomness": {}, "rounds_left": {}}
+    >>> kept |= {"retired": {}, "refused": []}
     >>> queue = {"asked": {}, "unanswered": {}, "under_way": [], "held": {}, "silent": []}
     >>> State("identity", Synchronous(), prior, **kept, **queue, refusing=[]).under_way
     []
@@ -81,6 +82,7 @@ class State:
     factors: dict[str, Factor]
     epsilon: dict[str, float]
     randomness: dict[str, str]
+    rounds_left: dict[str, int]
     retired: dict[str, str]
     refused: list[str]
     asked: dict[str, int]
@@ -244,6 +246,7 @@ def _state(fields: dict[str, Any], terms: StudyTerms) -> State:
         factors=_factors(fields["factors"]),
         epsilon=_named(fields["epsilon"], float),
         randomness=_named(fields["randomness"], str),
+        rounds_left=_named(fields["rounds_left"], int),
         retired=_named(fields["retired"], str),
         refused=_texts(fields["refused"]),
         asked=_named(fields["asked"], int),

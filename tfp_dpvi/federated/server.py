@@ -87,6 +87,7 @@ class Server:
         self.factors: dict[str, Factor] = {}
         self.epsilon: dict[str, float] = {}  # Epsilon that each hospital reports.
         self.randomness: dict[str, str] = {}  # The generator that each reports; see `Reply`.
+        self.rounds_left: dict[str, int] = {}  # Rounds that each still allows.
         self.retired: dict[str, str] = {}  # Hospitals that declined, and why; their factors stay.
         self.refused: list[str] = []  # Messages, and why.
         self.history: list[Round] = []
@@ -141,6 +142,12 @@ class Server:
                 f"{len(active)} hospitals of a quorum of {self.schedule.quorum} still take part: "
                 "the study ended before its last round."
             )
+        for name, left in self.rounds_left.items():
+            if name in active and left < self.schedule.rounds - self._asked[name]:
+                sentences.append(
+                    f"{name} allows {left} further rounds of {self.schedule.rounds - self._asked[name]}"
+                    ": agree on one number."
+                )
         if not self.history:
             return tuple(sentences)
         moved, stretched = movement(self._before_last_round(), self.history[-1].posterior)
@@ -295,7 +302,11 @@ class Server:
         except MessageError as error:
             self.refuse(sender, str(error))
             return False
+        if sender not in self.epsilon:
+            self._compare_rounds(reply)
         self.epsilon[sender], self.randomness[sender] = reply.epsilon, reply.randomness
+        if reply.rounds_left is not None:
+            self.rounds_left[sender] = reply.rounds_left
         if reply.change is None:
             _LOG.warning("%s declines: %s", sender, reply.reason)
             self.retired[sender] = reply.reason
@@ -308,6 +319,21 @@ class Server:
         self._open.pop(sender, None)
         self._end_request()
         return True
+
+    def _compare_rounds(self, reply: Reply) -> None:
+        """Warns where a hospital, which answers for the first time, allows other rounds."""
+        planned = self.schedule.rounds - reply.number
+        allowed = planned if reply.rounds_left is None else reply.rounds_left + 1
+        if reply.change is not None and allowed != planned:
+            more = (
+                "its noise is for more rounds than there are"
+                if allowed > planned
+                else ("it leaves before the end")
+            )
+            _LOG.warning(
+                "%s allows %d rounds and the study has %d: %s. Agree on one number.",
+                reply.hospital, allowed, planned, more,
+            )  # fmt: skip
 
     def refuse(self, hospital: str, reason: str) -> None:
         """Notes a hospital's message that was refused, or its refusal of a task.
@@ -390,6 +416,7 @@ class Server:
             factors=self.factors,
             epsilon=self.epsilon,
             randomness=self.randomness,
+            rounds_left=self.rounds_left,
             retired=self.retired,
             refused=self.refused,
             asked=self._asked,
@@ -441,7 +468,8 @@ class Server:
         state, history = store.read(terms)
         functions: dict[str, Any] = {"evaluate": evaluate, "refine_prior": refine_prior}
         server = cls(terms, [], schedule or state.schedule, **functions)
-        for name in ("prior", "factors", "epsilon", "randomness", "retired", "refused"):
+        names = ("prior", "factors", "epsilon", "randomness", "rounds_left", "retired", "refused")
+        for name in names:
             setattr(server, name, getattr(state, name))
         server.history = history
         server._asked, server._unanswered = state.asked, state.unanswered
