@@ -7,6 +7,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.data import Binary, Continuous, Integer, Schema, frames
+from tfp_dpvi.data.columns import Numeric
 
 Rows = tuple[np.ndarray, np.ndarray | None]
 _EXAMPLES = 4
@@ -99,7 +100,7 @@ class Columns:
             numbers = np.asarray(values).astype(np.float64)
         except (TypeError, ValueError):
             raise ValueError(f"x: column {name!r} has values that are no numbers.") from None
-        low, high = (0.0, 1.0) if isinstance(column, Binary) else (column.lower, column.upper)
+        low, high = (column.lower, column.upper) if isinstance(column, Numeric) else (0.0, 1.0)
         within = np.isnan(numbers) | ((numbers >= low) & (numbers <= high))
         if not within.all():
             raise ValueError(
@@ -117,7 +118,7 @@ class Columns:
         numbers = {}
         for place, (name, column) in enumerate(self.schema.columns.items()):
             wave = np.cos(1.0 + place + 2.0 * np.arange(_EXAMPLES))
-            if isinstance(column, Binary):
+            if not isinstance(column, Numeric):
                 numbers[name] = (wave > 0.0).astype(np.float64)
                 continue
             values = np.clip(column.location + wave * column.deviation, column.lower, column.upper)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 import numpy as np
 
 _MOST_HALVINGS = 30
+# How much more than its records can say a hospital may send: noise, and steps that end early.
+_SLACK = 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -233,3 +235,60 @@ def guards(posterior: Factor, changes: Mapping[str, Factor], floor: np.ndarray) 
         return dict.fromkeys(changes, 1.0)
     num = float(len(changes))
     return {name: guard(posterior, change**num, floor) for name, change in changes.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cap:
+    """The most that records of a bounded gradient can say, whoever sends it.
+
+    N records whose gradients have norms of at most C pull a mean by at most N C in natural
+    parameters, and carry information of a trace of about N C^2. Ten times that is allowed.
+
+    Args:
+      num_records: The declared number of records N.
+      clip: The bound C.
+      start_precision: See `StudyTerms`.
+
+    ```python
+    >>> import numpy as np
+    >>> prior = Factor.normal(np.zeros(1), np.ones(1))
+    >>> nothing, liar = Factor.one(1, full_rank=False), Factor(np.array([0.0]), np.array([1e6]))
+    >>> Cap(num_records=100, clip=1.0).share(prior, nothing, liar) * 1e6 <= 1000.0
+    True
+
+    ```
+    """
+
+    num_records: int
+    clip: float
+    start_precision: float = 0.0
+
+    def share(self, cavity: Factor, own: Factor, change: Factor) -> float:
+        """Returns the largest f of 1, 1/2, 1/4, ... such that `own * change ** f` is within the cap.
+
+        Args:
+          cavity: The posterior without the hospital's factor.
+          own: The hospital's factor so far.
+          change: The change that it sends.
+
+        Returns:
+          The share; 0 if there is none.
+        """
+        return next(
+            (0.5**n for n in range(_MOST_HALVINGS) if self._holds(cavity, own * change**0.5**n)),
+            0.0,
+        )
+
+    def _holds(self, cavity: Factor, own: Factor) -> bool:
+        start = self.start_precision * own.num
+        most = _SLACK * self.num_records * self.clip**2 + start
+        diagonal = np.diagonal(own.precision) if own.full_rank else own.precision
+        if np.abs(diagonal).sum() > most:
+            return False
+        posterior = cavity * own
+        if not posterior.proper:
+            return True  # The guard's business.
+        precision = cavity.precision
+        mean = posterior.mean
+        pull = (precision @ mean if own.full_rank else precision * mean) - cavity.shift
+        return float(np.linalg.norm(pull)) <= _SLACK * self.num_records * self.clip

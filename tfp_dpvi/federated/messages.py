@@ -43,6 +43,9 @@ class StudyTerms:
       settings: The hospitals' settings by name, as texts.
       schema: The columns of their records, their bounds and units, in JSON; see `Schema.to_json`.
       likelihood: Log densities that the study's likelihood has at fixed public inputs.
+      clip: The bound on the norm of a record's gradient; None where there is none.
+      start_precision: The precision of each coordinate that a hospital's steps start from, if that
+        is not the posterior's.
 
     Terms are compared by content: what another study has otherwise is refused, and named.
 
@@ -74,6 +77,8 @@ class StudyTerms:
     settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     schema: str = ""
     likelihood: tuple[float, ...] = ()
+    clip: float | None = None
+    start_precision: float = 0.0
 
     def __post_init__(self) -> None:
         check.text("name", self.name, "pass the name of the study")
@@ -91,6 +96,10 @@ class StudyTerms:
         if not all(isinstance(part, str) for pair in settings.items() for part in pair):
             raise TypeError(f"settings={self.settings!a:.99} must be a dict of texts.")
         object.__setattr__(self, "settings", dict(settings))
+        if self.clip is not None:
+            object.__setattr__(self, "clip", check.positive("clip", self.clip))
+        start = check.non_negative("start_precision", self.start_precision, "pass a precision")
+        object.__setattr__(self, "start_precision", start)
         values = tuple(check.real("likelihood", value, "numbers") for value in self.likelihood)
         object.__setattr__(self, "likelihood", values)
 
@@ -195,10 +204,10 @@ def _agree(name: str, own: str | None, other: str | None) -> bool:
     if name != "likelihood" or not own or not other:
         return own == other
     try:
-        values = [np.array(text.split(","), np.float64) for text in (own, other)]
+        one, two = (np.array(text.split(","), np.float64) for text in (own, other))
     except ValueError:
         return False
-    return values[0].shape == values[1].shape and bool(np.allclose(*values, rtol=1e-3, atol=1e-3))
+    return one.shape == two.shape and bool(np.allclose(one, two, rtol=1e-3, atol=1e-3))
 
 
 class MessageError(ValueError):

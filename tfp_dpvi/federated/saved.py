@@ -69,8 +69,8 @@ class State:
     >>> prior = Factor.normal(np.zeros(1), np.ones(1))
     >>> kept = {"factors": {}, "epsilon": {}, "randomness": {}, "rounds_left": {}}
     >>> kept |= {"retired": {}, "refused": []}
-    >>> queue = {"asked": {}, "unanswered": {}, "under_way": [], "held": {}, "silent": []}
-    >>> State("identity", Synchronous(), prior, **kept, **queue, refusing=[]).under_way
+    >>> queue = {"asked": {}, "unanswered": {}, "under_way": [], "held": {}, "capped": {}}
+    >>> State("identity", Synchronous(), prior, **kept, **queue, silent=[], refusing=[]).under_way
     []
 
     ```
@@ -89,6 +89,7 @@ class State:
     unanswered: dict[str, list[Task]]
     under_way: list[str]
     held: dict[str, Factor]
+    capped: dict[str, float]
     silent: list[str]
     refusing: list[str]
 
@@ -253,6 +254,7 @@ def _state(fields: dict[str, Any], terms: StudyTerms) -> State:
         unanswered=unanswered,
         under_way=_texts(fields["under_way"]),
         held=_factors(fields["held"]),
+        capped=_named(fields["capped"], float),
         silent=_texts(fields["silent"]),
         refusing=_texts(fields["refusing"]),
     )

@@ -46,8 +46,8 @@ class LocalState:
       step: Number of steps done.
 
     ```python
-    >>> zeros = [tf.Variable(tf.zeros([2]))] * 4
-    >>> LocalState(*zeros, step=tf.Variable(0.0)).variables[0].shape
+    >>> loc, information, weight, score = (tf.Variable(tf.zeros([2])) for _ in range(4))
+    >>> LocalState(loc, information, weight, score, tf.Variable(0.0)).variables[0].shape
     TensorShape([2])
 
     ```
@@ -84,8 +84,9 @@ class ScoringSteps:
         prior, self._dtype = study.terms.prior, study.coordinates.dtype
         zeros = tf.zeros([prior.num], self._dtype)
         names = ("loc", "information", "weight", "score")
-        own = [tf.Variable(zeros, name=name) for name in names]
-        self.state = LocalState(*own, step=tf.Variable(tf.zeros([], self._dtype), name="step"))
+        own = {name: tf.Variable(zeros, name=name) for name in names}
+        own["step"] = tf.Variable(tf.zeros([], self._dtype), name="step")
+        self.state = LocalState(**own)
         self._shift = tf.Variable(zeros, trainable=False)
         self._precision = tf.Variable(zeros, trainable=False)
         self._expected = tf.Variable(zeros + 1.0, trainable=False)

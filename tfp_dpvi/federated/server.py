@@ -9,11 +9,11 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.federated.factors import Factor, guard, guards, movement, product
+from tfp_dpvi.federated.factors import Cap, Factor, guard, guards, movement, product
 from tfp_dpvi.federated.messages import (
     MOST_TEXT,
     MOST_UNANSWERED,
@@ -52,10 +52,13 @@ class Server:
       evaluate: Maps a posterior to a number to show after each update, from public data alone.
       refine_prior: Maps a cavity and the present factor to the factor that stands for a prior which
         is not normal; it touches no record.
+      num_records: The number of records that each hospital has declared. A change that goes beyond
+        what so many records can say is scaled down, and its hospital is named: see `Cap`.
       folder: Folder in which the server keeps its state, all of it public; None for memory.
 
     Raises:
-      ValueError: The folder holds a study already, which `load` continues.
+      ValueError: The folder holds a study already, which `load` continues; or `num_records` is
+        given, and the study has no clip.
 
     ```python
     >>> import numpy as np
@@ -80,6 +83,7 @@ class Server:
         *,
         evaluate: Callable[[Factor], float] | None = None,
         refine_prior: Callable[[Factor, Factor], Factor] | None = None,
+        num_records: Mapping[str, int] | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self.terms, self.schedule = terms, schedule
@@ -98,10 +102,12 @@ class Server:
         self._again: set[str] = set()  # Hospitals whose request was under way when it was saved.
         self._answered: dict[str, str] = {}  # The request that each hospital answered last.
         self._held: dict[str, Factor] = {}
+        self._capped: dict[str, float] = {}  # Shares of held changes that a cap has left.
         self._silent: set[str] = set()  # Hospitals whose last request was given up.
         self._refusing: set[str] = set()  # Hospitals whose message after it was refused.
         self._since = time.monotonic()
         self._store: Store | None = None
+        self._caps = _caps(terms, num_records or {})
         for hospital in hospitals:
             self.join(hospital)
         if folder is not None:
@@ -182,7 +188,9 @@ class Server:
         A hospital that left comes back to its factor.
         """
         check.text("hospital", hospital, "pass a hospital's name")
-        if hospital not in self.factors:
+        if hospital in self.retired and hospital not in self.factors:
+            _LOG.warning("%s was dropped, and does not come back.", hospital)
+        elif hospital not in self.factors:
             rounds = [self._asked[name] for name in self._answering()]
             self._asked[hospital] = min(rounds, default=0)
             prior = self.terms.prior
@@ -311,7 +319,8 @@ class Server:
             _LOG.warning("%s declines: %s", sender, reply.reason)
             self.retired[sender] = reply.reason
         else:
-            self._held[sender] = reply.change ** self.schedule.share(reply.number)
+            self._held[sender] = self._within_cap(sender, tasks[reply.request], reply.change)
+            self._held[sender] **= self.schedule.share(reply.number)
         self._silent.discard(sender)
         self._refusing.discard(sender)
         self._unanswered[sender] = []
@@ -319,6 +328,16 @@ class Server:
         self._open.pop(sender, None)
         self._end_request()
         return True
+
+    def _within_cap(self, hospital: str, task: Task, change: Factor) -> Factor:
+        """Returns the part of a change that the hospital's declared records can account for."""
+        cap = self._caps.get(hospital)
+        if cap is None:
+            return change
+        share = cap.share(task.cavity, task.posterior / task.cavity, change)
+        if share < 1.0:
+            self._capped[hospital] = share
+        return change**share
 
     def _compare_rounds(self, reply: Reply) -> None:
         """Warns where a hospital, which answers for the first time, allows other rounds."""
@@ -380,21 +399,27 @@ class Server:
         shares = guards(before, changes, self.terms.floor)
         for hospital, change in changes.items():
             self.factors[hospital] *= change ** shares[hospital]
-        limited = {hospital: share for hospital, share in shares.items() if share < 1.0}
-        for hospital, share in limited.items():
-            _LOG.warning(
-                "Of the change of %s a share of %.3g is taken: see guards.", hospital, share
-            )
+        taken = {name: share * self._capped.get(name, 1.0) for name, share in shares.items()}
+        limited = {name: share for name, share in taken.items() if share < 1.0}
+        self._capped = {}
+        for name, share in limited.items():
+            _LOG.warning("Only a share of %.3g of the change of %s is taken.", share, name)
         if self._refine_prior is not None:  # Site 0: no record is touched.
             posterior = self.posterior
             change = self._refine_prior(posterior / self.prior, self.prior) / self.prior
             self.prior *= change ** guard(posterior, change, self.terms.floor)
+        self._note(before, tuple(changes), min(shares.values()), limited)
+
+    def _note(
+        self, before: Factor, hospitals: tuple[str, ...], share: float, limited: dict[str, float]
+    ) -> None:
+        """Adds an update to the history."""
         after, now = self.posterior, time.monotonic()
         update = Round(
             number=len(self.history) + 1,
-            hospitals=tuple(changes),
+            hospitals=hospitals,
             change=(after / before).norm,
-            guard=min(shares.values()),
+            guard=share,
             epsilon=dict(self.epsilon),
             evaluation=None if self._evaluate is None else float(self._evaluate(after)),
             posterior=after,
@@ -404,6 +429,53 @@ class Server:
         )
         self.history.append(update)
         self._since = now
+
+    # ------------------------------------------------------------------ without a hospital
+
+    def _others(self, hospital: str) -> dict[str, Factor]:
+        """Returns the other hospitals' factors, of which all are weakened if they need this one's."""
+        if hospital not in self.factors:
+            raise ValueError(
+                f"hospital={hospital!a} is not in the study: pass one of {sorted(self.factors)}."
+            )
+        others = {name: factor for name, factor in self.factors.items() if name != hospital}
+        if not others:
+            return {}
+        share = guard(self.prior, product(list(others.values())), self.terms.floor)
+        return {name: factor**share for name, factor in others.items()}
+
+    def without(self, hospital: str) -> Factor:
+        """Returns the posterior of all hospitals but one, for nothing: who moves it, and whereto.
+
+        The others' factors stand as they are, though they were refined beside this one's.
+
+        Args:
+          hospital: Name of the hospital.
+
+        Raises:
+          ValueError: It is not in the study.
+        """
+        return product([self.prior, *self._others(hospital).values()])
+
+    def drop(self, hospital: str) -> None:
+        """Takes a hospital and its factor out of the study, for good.
+
+        What it has spent stays spent. Its further messages are refused.
+
+        Args:
+          hospital: Name of the hospital.
+
+        Raises:
+          ValueError: It is not in the study.
+        """
+        before = self.posterior
+        self.factors = self._others(hospital)
+        self.retired[hospital] = "it was dropped."
+        for kept in (self._open, self._unanswered, self._held, self._capped, self._asked):
+            kept.pop(hospital, None)
+        self._again.discard(hospital)
+        self._note(before, (), 1.0, {})
+        self._end_request()
 
     # ------------------------------------------------------------------ its state
 
@@ -423,6 +495,7 @@ class Server:
             unanswered=self._unanswered,
             under_way=sorted({*self._open, *self._again}),
             held=self._held,
+            capped=self._capped,
             silent=sorted(self._silent),
             refusing=sorted(self._refusing),
         )
@@ -448,6 +521,7 @@ class Server:
         schedule: Schedule | None = None,
         evaluate: Callable[[Factor], float] | None = None,
         refine_prior: Callable[[Factor, Factor], Factor] | None = None,
+        num_records: Mapping[str, int] | None = None,
     ) -> Server:
         """Continues the study of a folder, and saves itself there.
 
@@ -460,20 +534,32 @@ class Server:
           schedule: Another schedule from here on; None for that of the folder.
           evaluate: See `Server`.
           refine_prior: See `Server`.
+          num_records: See `Server`.
 
         Raises:
           ValueError: The folder holds no study, or that of other terms.
         """
         store = Store(folder)
         state, history = store.read(terms)
-        functions: dict[str, Any] = {"evaluate": evaluate, "refine_prior": refine_prior}
-        server = cls(terms, [], schedule or state.schedule, **functions)
+        settings: dict[str, Any] = {"evaluate": evaluate, "refine_prior": refine_prior}
+        settings["num_records"] = num_records
+        server = cls(terms, [], schedule or state.schedule, **settings)
         names = ("prior", "factors", "epsilon", "randomness", "rounds_left", "retired", "refused")
         for name in names:
             setattr(server, name, getattr(state, name))
         server.history = history
         server._asked, server._unanswered = state.asked, state.unanswered
         server._held, server._again = state.held, set(state.under_way)
+        server._capped = state.capped
         server._silent, server._refusing = set(state.silent), set(state.refusing)
         server._store = store
         return server
+
+
+def _caps(terms: StudyTerms, num_records: Mapping[str, int]) -> dict[str, Cap]:
+    """Returns the cap of each hospital that has declared its number of records."""
+    if num_records and terms.clip is None:
+        raise ValueError("num_records needs a study with a clip, by which a record says so much.")
+    numbers = {name: check.count("num_records", num, 1) for name, num in num_records.items()}
+    clip, start = terms.clip or 0.0, terms.start_precision
+    return {name: Cap(num, clip, start) for name, num in numbers.items()}

@@ -162,6 +162,8 @@ class Study:
             settings=self._settings(),
             schema="" if schema is None else schema.to_json(),
             likelihood=() if example is None else self._values(factor, *example),
+            clip=None if optimizer.clip.is_off else optimizer.clip.bound,
+            start_precision=0.0 if self.by_information else self.initial_stddev**-2,
         )
 
     def _settings(self) -> dict[str, str]:
