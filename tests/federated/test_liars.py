@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.federation import answer
 
-from tfp_dpvi.federated import Cap, Factor, Server, StudyTerms, Synchronous
+from tfp_dpvi.federated import Factor, Server, StudyTerms, Synchronous
+from tfp_dpvi.federated.factors import Cap
 
 TERMS = StudyTerms("t", Factor(np.zeros(3), np.full(3, 0.25)), clip=2.0)
 # What the records of each honest hospital say; there are 320 of them.

@@ -50,7 +50,7 @@ def noise_multiplier(epsilon, releases):
     ).noise_multiplier
 
 
-def study_end(division, num, epsilon, kind=ScoringWorker, seed=0, schedule=None, steps=20):
+def study_end(division, num, epsilon, kind=ScoringWorker, seed=0, schedule=None, steps=10):
     """Returns the test log-likelihood at the end of a study, and its server."""
     x, y = records(seed=seed)
     x_test, y_test = records(seed=seed + 100)
@@ -93,6 +93,23 @@ def test_more_and_shorter_rounds_end_there_too():
     assert server.caveats == ()
 
 
+def test_a_study_that_still_goes_on_in_one_direction_says_so(caplog):
+    """A damping too small for its rounds: each moves a mean by less than a standard deviation."""
+    _, server = study_end(
+        "by label", 2, None, schedule=Synchronous(rounds=12, damping=0.05), steps=20
+    )
+    assert any("went on in one direction" in sentence for sentence in server.caveats)
+    assert "went on in one direction" in caplog.text
+
+
+@pytest.mark.parametrize("epsilon", [None, 1.0])
+def test_a_study_that_has_settled_does_not(epsilon):
+    for num in (2, 5):
+        for division in SPLITS:
+            _, server = study_end(division, num, epsilon)
+            assert not any("in one direction" in sentence for sentence in server.caveats)
+
+
 # ------------------------------------------------------------------------------------------ TensorFlow's
 
 
@@ -103,7 +120,7 @@ def likelihood(params, x):
 def make_study(**settings):
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), WIDTH)})
     optimizer = dpvi.optimizers.InformationOptimizer(**{"l2_norm_clip": CLIP, **settings})
-    return Study(prior, likelihood, optimizer, local_steps=20)
+    return Study(prior, likelihood, optimizer)
 
 
 @pytest.mark.parametrize(("epsilon", "within"), [(None, 0.003), (3.0, 0.01)])
@@ -130,7 +147,7 @@ def test_a_hospital_pays_for_scoring_steps_as_for_others():
     while not server.finished:
         for task in server.due():
             assert server.receive("a", hospital.answer(task.to_bytes()))
-    assert hospital.ledger.num_releases == 40
+    assert hospital.ledger.num_releases == 20
     assert 0.99 <= hospital.spent <= 1.0
     assert np.isfinite(server.posterior.mean).all()
 

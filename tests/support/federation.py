@@ -79,7 +79,7 @@ def federation(
 class NoisyWorker:
     """A private hospital of a logistic regression, written out in NumPy: clip, noise, Adam, mean-field. Seeded: for tests alone."""
 
-    def __init__(self, x, y, *, noise, rng, bound, clip=2.0, steps=20, rate=0.05):
+    def __init__(self, x, y, *, noise, rng, bound, clip=2.0, steps=10, rate=0.05):
         self.x, self.y, self.noise, self.rng, self.bound = x, y, noise, rng, bound
         self.clip, self.steps, self.rate = clip, steps, rate
 
@@ -108,7 +108,7 @@ class NoisyWorker:
 
 
 def private_study(
-    schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False
+    schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False, steps=10
 ):
     """Runs private hospitals in NumPy; returns the server and the mean test log-likelihood after each update."""
     rng = np.random.default_rng(seed)
@@ -122,11 +122,12 @@ def private_study(
             num_hospitals - 1 - where // 2,
         )
     plan = PrivacyPlan.calibrate(
-        epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=20 * schedule.rounds
+        epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=steps * schedule.rounds
     )
     terms = StudyTerms("private", prior_of(width, full_rank=False))
     settings = {
         "noise": plan.noise_multiplier,
+        "steps": steps,
         "rng": rng,
         "bound": np.sqrt(2.0) * terms.prior.stddev,
     }

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfp_dpvi import _deprecation
-from tfp_dpvi.federated.factors import Cap, Factor, guard, guards, product
+from tfp_dpvi.federated.factors import Factor, guard, product
 from tfp_dpvi.federated.messages import MessageError, Reply, StudyTerms, Task
 from tfp_dpvi.federated.server import Asynchronous, Round, Schedule, Sequential, Server, Synchronous
 
@@ -25,7 +25,6 @@ _LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
 __all__ = [
     "Asynchronous",
-    "Cap",
     "Factor",
     "History",
     "Hospital",
@@ -41,7 +40,6 @@ __all__ = [
     "Synchronous",
     "Task",
     "guard",
-    "guards",
     "hospital_of",
     "product",
     "simulate",

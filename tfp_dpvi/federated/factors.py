@@ -6,11 +6,15 @@ Products add the parameters, quotients subtract them, and a factor may be improp
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 _MOST_HALVINGS = 30
+# Posteriors without which no direction is seen, and the share of equal moves in one direction.
+_FEW = 5
+_STEADY = 0.75
+_LARGEST_RATIO = 0.95
 # How much more than its records can say a hospital may send: noise, and steps that end early.
 _SLACK = 10.0
 
@@ -198,6 +202,34 @@ def movement(before: Factor, after: Factor) -> tuple[float, float]:
     return float(means.max()), float(np.maximum(ratios, 1.0 / ratios).max())
 
 
+def drift(path: Sequence[Factor]) -> float:
+    """Returns how far a mean that has not arrived went over the last half of a path.
+
+    Noise moves a mean to and fro: its total move is about the root of the sum of squares of its
+    single moves. Moves in one direction are continued as the geometric series that has the sums of
+    their halves, and count if more than a standard deviation of it is ahead.
+
+    Args:
+      path: Proper factors after whole rounds, the earliest first.
+
+    Returns:
+      The largest distance of such a coordinate, in the last standard deviations; 0 if there is
+      none, or if the path is too short to tell.
+    """
+    half = path[len(path) // 2 :]
+    if len(half) < _FEW:
+        return 0.0
+    moves = np.diff([factor.mean for factor in half], axis=0) / half[-1].stddev
+    total, size = moves.sum(0), np.sqrt((moves**2).sum(0))
+    steady = np.abs(total) > _STEADY * np.sqrt(len(moves)) * size
+    last = moves[-(len(moves) // 2) :].sum(0)
+    before = moves[: len(moves) // 2].sum(0)
+    with np.errstate(all="ignore"):
+        ratio = np.clip(np.nan_to_num(last / before), 0.0, _LARGEST_RATIO)
+    ahead = np.abs(last) * ratio / (1.0 - ratio)
+    return float(np.where(steady & (ahead > 1.0), np.abs(total), 0.0).max())
+
+
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
     """Returns the share of a change that keeps a posterior's precision above a floor.
 
@@ -264,7 +296,7 @@ class Cap:
     start_precision: float = 0.0
 
     def share(self, cavity: Factor, own: Factor, change: Factor) -> float:
-        """Returns the largest f of 1, 1/2, 1/4, ... such that `own * change ** f` is within the cap.
+        """Returns the largest f of 1, 1/2, 1/4, ... with `own * change ** f` within the cap.
 
         Args:
           cavity: The posterior without the hospital's factor.

@@ -109,7 +109,7 @@ class Hospital:
         name: str,
         epsilon: float | None,
         delta: float = 1e-5,
-        rounds: int = 10,
+        rounds: int = 20,
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
         neighboring_relation: NeighboringRelation | str = "add_or_remove_one",

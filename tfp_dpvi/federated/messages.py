@@ -61,6 +61,8 @@ class StudyTerms:
     ...     local_steps=10,
     ...     most_change=1e4,
     ...     setup="normal heights, clip 1",
+    ...     clip=1.0,
+    ...     start_precision=100.0,
     ... )
     >>> terms.floor
     array([0.5, 0.5])
@@ -70,7 +72,7 @@ class StudyTerms:
 
     name: str
     prior: Factor
-    local_steps: int = 20
+    local_steps: int = 10
     privacy: str = "worker"
     most_change: float = 1e7
     setup: str = ""

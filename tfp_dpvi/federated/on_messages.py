@@ -51,7 +51,8 @@ class MessageHospital(Hospital):
     ...     num_hospitals=1000,
     ... )
     >>> x = np.zeros(20, np.float32)
-    >>> hospital = MessageHospital(study, x, name="berlin", epsilon=1.0, rounds=4)
+    >>> kept = {"last_reply": "berlin.reply"}  # Of an earlier process, if it is there.
+    >>> hospital = MessageHospital(study, x, name="berlin", epsilon=1.0, rounds=4, **kept)
     >>> hospital.rounds_left
     4
 

@@ -62,7 +62,7 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What a server knows beside its terms and its history; see `Server` for the names.
+    """All that a server knows beside its terms and its history; see `Server` for the names.
 
     ```python
     >>> import numpy as np

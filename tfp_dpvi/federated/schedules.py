@@ -32,7 +32,7 @@ class Schedule:
     ```
     """
 
-    rounds: int = 10
+    rounds: int = 20
     damping: float = 0.2
     decay: float = 1.0
     most_ahead: int = 1
@@ -61,12 +61,12 @@ class Synchronous(Schedule):
 
     ```python
     >>> Synchronous(rounds=5).damping
-    0.4
+    0.3
 
     ```
     """
 
-    damping: float = 0.4
+    damping: float = 0.3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Local steps by information: a hospital moves a posterior as far as its records say, and no further.
+"""Local steps by information: a hospital moves a posterior as far as its records say.
 
 Adam moves each coordinate by its rate whatever the evidence, so that hospitals vote by number. A
 scoring step divides a noisy score by the information that there is: the cavity's precision and the
@@ -100,7 +100,7 @@ class ScoringSteps:
 
     @property
     def variables(self) -> Sequence[tf.Variable]:
-        """What a step updates."""
+        """Variables that a step updates."""
         return self.state.variables
 
     def start(self, posterior: Factor, cavity: Factor, mechanism: Mechanism, number: int) -> None:
@@ -127,8 +127,7 @@ class ScoringSteps:
         # Of the sum of scores: noise for privacy, and the draw of the records.
         sampled = (1.0 - rate) / rate * public / _EXPECTED
         noise = float(mechanism.noise)
-        clip = self._study.optimizer.clip
-        private = 0.0 if clip.is_off else (noise * clip.bound / rate) ** 2
+        private = (noise * (self._study.terms.clip or 0.0) / rate) ** 2
         self._noise.assign(private + sampled)
 
     def factor(self) -> Factor:
@@ -189,8 +188,8 @@ class ScoringSteps:
           score: The noisy sum of the records' scores at the draw, shape [d].
           away: The draw's distance from the mean in standard deviations, shape [d].
         """
-        state, information, total = self.state, self._information(), self._total()
-        number = state.step + 1.0
+        state, number = self.state, self.state.step + 1.0
+        information, total = self._information(), self._total()
         gain = tf.maximum(
             2.0 / (number + 1.0),
             tf.minimum(information / (information + self._noise), _MOST_LATE),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.federated.factors import Cap, Factor, guard, guards, movement, product
+from tfp_dpvi.federated.factors import Cap, Factor, drift, guard, guards, movement, product
 from tfp_dpvi.federated.messages import (
     MOST_TEXT,
     MOST_UNANSWERED,
@@ -139,7 +139,9 @@ class Server:
         One is there if the last round still moved the posterior. A round is an update of each
         hospital that still answers, in whatever order the schedule asks. It may move a mean by one
         standard deviation of the posterior, and change a standard deviation by a factor of two.
-        One is there if the study ended below its quorum.
+        One is there if a mean goes on in one direction and has more than a standard deviation to
+        go: hospitals of unlike records have not agreed yet. One is there if
+        the study ended below its quorum, or if a hospital allows fewer rounds than it has.
         """
         sentences = []
         active = self._active()
@@ -150,9 +152,9 @@ class Server:
             )
         for name, left in self.rounds_left.items():
             if name in active and left < self.schedule.rounds - self._asked[name]:
+                further = self.schedule.rounds - self._asked[name]
                 sentences.append(
-                    f"{name} allows {left} further rounds of {self.schedule.rounds - self._asked[name]}"
-                    ": agree on one number."
+                    f"{name} allows {left} further rounds of {further}: agree on one number."
                 )
         if not self.history:
             return tuple(sentences)
@@ -167,6 +169,15 @@ class Server:
                 f"the last round of updates still {' and '.join(faults)}: the posterior may not "
                 "have settled, or is narrower than the noise\nfor privacy. Do not trust its "
                 "intervals; use more rounds, a smaller damping, or more records."
+            )
+        step = 1 if self.schedule.waits and not self.schedule.one_by_one else len(active) or 1
+        ends = [update.posterior for update in self.history][::-1][::step][::-1]
+        gone = drift([self.terms.prior, *ends])
+        if gone:
+            sentences.append(
+                f"over the last half of the rounds a mean went on in one direction, by {gone:.2g} of "
+                "its standard deviations:\nit has not settled. Use more rounds, a larger damping, "
+                "or InformationOptimizer."
             )
         return tuple(sentences)
 
@@ -433,7 +444,7 @@ class Server:
     # ------------------------------------------------------------------ without a hospital
 
     def _others(self, hospital: str) -> dict[str, Factor]:
-        """Returns the other hospitals' factors, of which all are weakened if they need this one's."""
+        """Returns the other hospitals' factors, weakened if they are improper without this one's."""
         if hospital not in self.factors:
             raise ValueError(
                 f"hospital={hospital!a} is not in the study: pass one of {sorted(self.factors)}."

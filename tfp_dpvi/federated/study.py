@@ -99,7 +99,7 @@ class Study:
         *,
         name: str = "study",
         family: str = "mean_field",
-        local_steps: int = 20,
+        local_steps: int = 10,
         batch_size: int | None = None,
         initial_stddev: float = 0.1,
         clipping: str = "flat",
@@ -145,8 +145,9 @@ class Study:
         self._log_prior = self.coordinates.log_density
         factor, self.normal_prior = self._prior_factor()
         # Of one record about one coordinate, as far as is known in advance.
-        bound = 0.0 if optimizer.clip.is_off else optimizer.clip.bound**2 / factor.num
-        self.information = getattr(optimizer, "information", None) or 0.25 * bound
+        bound = optimizer.clip.finite_bound
+        from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
+        self.information = getattr(optimizer, "information", None) or from_clip
         self.columns = None if schema is None else Columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
@@ -162,7 +163,7 @@ class Study:
             settings=self._settings(),
             schema="" if schema is None else schema.to_json(),
             likelihood=() if example is None else self._values(factor, *example),
-            clip=None if optimizer.clip.is_off else optimizer.clip.bound,
+            clip=bound,
             start_precision=0.0 if self.by_information else self.initial_stddev**-2,
         )
 

@@ -85,7 +85,7 @@ class InformationOptimizer(make_dp_optimizer_class(Subtract)):  # type: ignore[m
     ) -> None:
         kept = {"clipping": kwargs.get("clipping", "flat")}
         super().__init__(l2_norm_clip=l2_norm_clip, noise_multiplier=noise_multiplier, **kept)
-        if information is None and self.clip.is_off:
+        if information is None and self.clip.finite_bound is None:
             raise ValueError(
                 "information is needed where no clip bounds it: pass that of a record."
             )

@@ -8,8 +8,8 @@ It answers tasks on a Unix socket.
         --socket /run/dpvi/berlin.sock --socket-group dpvi-clients
 
 The function takes no arguments and returns the study; the npz file has the arrays "x" and, where
-there is one, "y". A CSV or Parquet file has the columns of the study's schema, in any order, and may
-have others. Epsilon, delta and the rounds are this hospital's own: no message changes them.
+there is one, "y". A CSV or Parquet file has the columns of the study's schema, in any order, and
+may have others. Epsilon, delta and the rounds are this hospital's own: no message changes them.
 
 The worker runs as a user of its own, which owns records and ledger. The SuperNode runs as another
 user, a member of the socket's group.
@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--epsilon", type=float, required=True, help="the most that these records may ever cost"
     )
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds that this hospital allows")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that this hospital allows")
     parser.add_argument(
         "--randomness",
         choices=[SECURE],
