@@ -322,12 +322,16 @@ def test_a_seeded_local_fit_is_that_of_a_model_which_inherited(family, clipping)
 
 
 @pytest.mark.parametrize(
-    ("family", "clipping"),
-    [("mean_field", "paired"), pytest.param("full_rank", "flat", marks=pytest.mark.slow)],
+    ("family", "clipping", "optimizer"),
+    [
+        ("mean_field", "paired", adam(clip=0.3)),
+        ("mean_field", "flat", dpvi.optimizers.InformationOptimizer(l2_norm_clip=0.3)),
+        pytest.param("full_rank", "flat", adam(clip=0.3), marks=pytest.mark.slow),
+    ],
 )
-def test_neighbours_inside_the_worker(family, clipping):
+def test_neighbours_inside_the_worker(family, clipping, optimizer):
     """C3: a record removed and replaced moves a local step's sum by at most C and 2C, at any cavity."""
-    refiner = Refiner(Study(prior(), likelihood, adam(clip=0.3), family=family, clipping=clipping))
+    refiner = Refiner(Study(prior(), likelihood, optimizer, family=family, clipping=clipping))
     (x, y), (other_x, other_y) = records(6, seed=1), records(6, seed=2)
     data = refiner.data(x, y, None)
     gradient = refiner.mechanism(data, dpvi.privacy.NeighboringRelation.ADD_OR_REMOVE_ONE).gradient
