@@ -125,7 +125,7 @@ class StudyTerms:
         """A short digest of all terms, for names."""
         return _digest(self.identity)[:8]
 
-    def check_same(self, identity: Any) -> None:
+    def check_same(self, identity: check.Unchecked) -> None:
         """Checks that another study has these terms.
 
         The likelihood's values may differ by what machines and versions round.
@@ -188,7 +188,7 @@ class StudyTerms:
         return cls(**{**fields, "prior": Factor(**prior)})
 
 
-def _digest(value: Any) -> str:
+def _digest(value: check.Unchecked) -> str:
     plain = dataclasses.asdict(value) if isinstance(value, Factor) else value
     text = json.dumps(plain, default=np.ndarray.tolist, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import MessageError, StudyTerms, Task
 from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
+from tfp_dpvi.privacy.sensitivity import Json
 
 _FORMAT = 1
 _SCHEDULES = {kind.__name__: kind for kind in (Schedule, Synchronous, Sequential, Asynchronous)}
@@ -41,7 +41,9 @@ class Round:
     ```python
     >>> import numpy as np
     >>> prior = Factor.normal(np.zeros(1), np.ones(1))
-    >>> update = Round(1, ("berlin",), 0.0, 1.0, {"berlin": 0.4}, None, prior, {}, 2.5)
+    >>> update = Round(
+    ...     1, ("berlin",), 0.0, 0.5, {"berlin": 0.4}, None, prior, {}, 2.5, limited={"berlin": 0.5}
+    ... )
     >>> update.epsilon["berlin"]
     0.4
 
@@ -186,12 +188,12 @@ class Store:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def _names(kind: type[Any]) -> list[str]:
+def _names(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def _to_json(value: Any) -> str:
-    def plain(part: Any) -> Any:
+def _to_json(value: Round | Json) -> str:
+    def plain(part: np.ndarray | Factor | Task) -> Json | list[float]:
         return part.tolist() if isinstance(part, np.ndarray) else dataclasses.asdict(part)
 
     return json.dumps(
@@ -214,24 +216,24 @@ def replace_file(path: pathlib.Path, text: str) -> None:
     os.replace(new, path)
 
 
-def _named(fields: Any, kind: type[Any]) -> dict[str, Any]:
+def _named(fields: Json, kind: type) -> Json:
     """Returns a dict from names to values of one type."""
     if not isinstance(fields, dict) or not all(type(value) is kind for value in fields.values()):
         raise TypeError(f"it has {check.shown(fields)}, where a {kind.__name__} has a name.")
     return fields
 
 
-def _factors(fields: Any) -> dict[str, Factor]:
+def _factors(fields: Json) -> dict[str, Factor]:
     return {name: Factor(**value) for name, value in _named(fields, dict).items()}
 
 
-def _texts(values: Any) -> list[str]:
+def _texts(values: check.Unchecked) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise TypeError("it has no list of texts where one must be.")
     return values
 
 
-def _state(fields: dict[str, Any], terms: StudyTerms) -> State:
+def _state(fields: Json, terms: StudyTerms) -> State:
     schedule = dict(fields["schedule"])
     unanswered = {}
     for name, tasks in _named(fields["unanswered"], list).items():
@@ -260,7 +262,7 @@ def _state(fields: dict[str, Any], terms: StudyTerms) -> State:
     )
 
 
-def _round(fields: dict[str, Any]) -> Round:
+def _round(fields: Json) -> Round:
     names = _names(Round)
     fields = check.fields("an update", fields, needed=names, known=names)
     read = {

@@ -10,7 +10,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Cap, Factor, drift, guard, guards, movement, product
@@ -175,9 +174,9 @@ class Server:
         gone = drift([self.terms.prior, *ends])
         if gone:
             sentences.append(
-                f"over the last half of the rounds a mean went on in one direction, by {gone:.2g} of "
-                "its standard deviations:\nit has not settled. Use more rounds, a larger damping, "
-                "or InformationOptimizer."
+                "over the last half of the rounds a mean went on in one direction, by "
+                f"{gone:.2g} of its standard deviations:\nit has not settled. Use more rounds, "
+                "a larger damping, or InformationOptimizer."
             )
         return tuple(sentences)
 
@@ -444,7 +443,7 @@ class Server:
     # ------------------------------------------------------------------ without a hospital
 
     def _others(self, hospital: str) -> dict[str, Factor]:
-        """Returns the other hospitals' factors, weakened if they are improper without this one's."""
+        """Returns the others' factors, weakened if they are improper without this one's."""
         if hospital not in self.factors:
             raise ValueError(
                 f"hospital={hospital!a} is not in the study: pass one of {sorted(self.factors)}."
@@ -552,9 +551,14 @@ class Server:
         """
         store = Store(folder)
         state, history = store.read(terms)
-        settings: dict[str, Any] = {"evaluate": evaluate, "refine_prior": refine_prior}
-        settings["num_records"] = num_records
-        server = cls(terms, [], schedule or state.schedule, **settings)
+        server = cls(
+            terms,
+            [],
+            schedule or state.schedule,
+            evaluate=evaluate,
+            refine_prior=refine_prior,
+            num_records=num_records,
+        )
         names = ("prior", "factors", "epsilon", "randomness", "rounds_left", "retired", "refused")
         for name in names:
             setattr(server, name, getattr(state, name))
