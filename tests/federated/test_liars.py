@@ -48,7 +48,8 @@ def test_who_takes_precision_away_stops_no_one_else(name, declared):
         np.testing.assert_allclose(
             server.factors[hospital].precision, honest.precision / 3, rtol=0.01
         )
-    assert server.posterior.exceeds(TERMS.floor)
+    # Nobody takes away more than half of the precision that the others have.
+    assert server.posterior.exceeds(0.49 * honest.precision)
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -110,8 +111,8 @@ def test_the_others_stay_proper_without_one_that_they_need():
     """Factors that are improper by themselves are weakened, all alike."""
     terms = StudyTerms("t", Factor(np.zeros(1), np.ones(1)))
     server = Server(terms, "AB", Synchronous(1, damping=1.0))
-    for task, precision in zip(server.due(), (5.0, -2.0), strict=True):
-        server.receive(task.hospital, answer(task, Factor(np.zeros(1), np.array([precision]))))
+    for name, precision in {"A": 5.0, "B": -2.0}.items():
+        server.factors[name] = Factor(np.zeros(1), np.array([precision]))
     assert server.without("A").exceeds(terms.floor)
     server.drop("A")
     assert float(server.factors["B"].precision[0]) == -0.25

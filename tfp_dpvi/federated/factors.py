@@ -251,22 +251,37 @@ def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
     return 0.0
 
 
-def guards(posterior: Factor, changes: Mapping[str, Factor], floor: np.ndarray) -> dict[str, float]:
-    """Returns the share of each hospital's change that keeps a posterior's precision above a floor.
+def guards(
+    posterior: Factor,
+    changes: Mapping[str, Factor],
+    factors: Mapping[str, Factor],
+    floor: np.ndarray,
+) -> dict[str, float]:
+    """Returns the share of each hospital's change that is taken.
 
-    If the sum of all K changes does, every share is 1. Else each hospital's is the `guard` of K
-    times its own change: their mean then lies above the floor, so that the sum does, and who takes
-    no precision away keeps its share of 1.
+    By itself a hospital keeps the posterior's precision above a floor, and takes away at most half
+    of the precision that the others and the prior have. If the sum of all K changes goes below the
+    floor, each also keeps K times its change above it: their mean then is above the floor, so that
+    the sum is, and who takes no precision away keeps its share of 1.
 
     Args:
       posterior: The present posterior, whose precision lies above the floor.
       changes: The changes of a round, by hospital.
+      factors: The present factors, by hospital.
       floor: Half of the prior's precision, of its shape.
     """
-    if guard(posterior, product(list(changes.values())), floor) == 1.0:
-        return dict.fromkeys(changes, 1.0)
-    num = float(len(changes))
-    return {name: guard(posterior, change**num, floor) for name, change in changes.items()}
+    shares = {}
+    for name, change in changes.items():
+        others = posterior / factors[name]
+        half = others.precision / 2.0 if others.proper else floor
+        # A factor that has taken its half already may give some back.
+        least = half if posterior.exceeds(half) else floor
+        shares[name] = min(guard(posterior, change, floor), guard(posterior, change, least))
+    if guard(posterior, product([changes[name] ** shares[name] for name in changes]), floor) < 1.0:
+        num = float(len(changes))
+        for name, change in changes.items():
+            shares[name] = min(shares[name], guard(posterior, change**num, floor))
+    return shares
 
 
 @dataclasses.dataclass(frozen=True)

@@ -406,7 +406,7 @@ class Server:
         """Applies the changes that are held."""
         changes, before = self._held, self.posterior
         self._held = {}
-        shares = guards(before, changes, self.terms.floor)
+        shares = guards(before, changes, self.factors, self.terms.floor)
         for hospital, change in changes.items():
             self.factors[hospital] *= change ** shares[hospital]
         taken = {name: share * self._capped.get(name, 1.0) for name, share in shares.items()}
