@@ -8,7 +8,7 @@ import sys
 
 from flwr.serverapp import ServerApp
 
-from tfp_dpvi.federated import Server, StudyTerms, Synchronous
+from tfp_dpvi.federated import Server, StudyTerms, Synchronous, write_status
 from tfp_dpvi.federated.deployment.flower import FlowerRun
 
 app = ServerApp()
@@ -50,6 +50,8 @@ def main(grid, context):
     run.wait_for(int(settings["num-hospitals"]))
 
     def show(server):
+        if settings["state"]:
+            write_status(server, pathlib.Path(settings["state"], "status.html"))
         last = server.history[-1]
         print(
             f"update {last.number}: {', '.join(last.hospitals)}; change {last.change:.4g}, guard {last.guard:g}, "
