@@ -18,6 +18,7 @@ import json
 import math
 import pathlib
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -181,7 +182,7 @@ def main(arguments=None):
     for row in found:
         print(row)
     kept = {
-        "command": command(__file__, []),
+        "command": command("federation_splits.py", sys.argv[1:]),
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
