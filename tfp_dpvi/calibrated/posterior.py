@@ -126,7 +126,7 @@ class _Kernels(tfd.MixtureSameFamily):
     TFP's own mixture draws from all of them each time: gigabytes for the kernels of many levels.
     """
 
-    def _sample_n(self, n: tf.Tensor, seed: Any = None) -> tf.Tensor:
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
         parts = self.components_distribution
         for_picks, for_normals = tfp.random.split_seed(seed)
         picks = self.mixture_distribution.sample(n, seed=for_picks)
