@@ -8,6 +8,7 @@ coordinates, and the posterior is computed from what they released.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -81,6 +82,7 @@ _RECOVERY = 1.25
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
 _NUM_PRIOR_DRAWS = 4096
+_REFINEMENTS = 3
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
 _BISECTIONS = 8
@@ -187,8 +189,10 @@ class Scoring:
         dtype = pairing.coordinates.dtype
         coordinates = pairing.coordinates
         draws = without_far_draws(coordinates.prior_draws(_NUM_PRIOR_DRAWS), coordinates.names)
-        self._rest = tf.constant(draws.mean(axis=0), dtype)
-        self.prior = NormalPrior.of_draws(draws[:, pairing.index])
+        middle = _middle(draws, pairing)
+        self._rest = tf.constant(middle, dtype)
+        prior = NormalPrior.of_draws(draws[:, pairing.index])
+        self.prior = dataclasses.replace(prior, mean=middle[pairing.index])
         self._order = np.argsort(
             np.concatenate(
                 [
@@ -208,12 +212,7 @@ class Scoring:
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
         self.num_orders = num_orders(likelihood)
         is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
-        # Of a prior of mean zero, draws have another one: far off, if the prior is wide.
-        near_zero = np.abs(self.prior.mean) < _CLEAR * draws[:, pairing.index].std(axis=0) / (
-            math.sqrt(_NUM_PRIOR_DRAWS)
-        )
-        middle = np.where(near_zero, 0.0, self.prior.mean)
-        self._start = self._apart() if is_mixture else middle
+        self._start = self._apart() if is_mixture else self.prior.mean
         self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
         self.theta.assign(self._start)
         self._simulate = function_of_model(self._simulated_sums)
@@ -663,6 +662,31 @@ class Scoring:
         if self.size <= MOST_DENSE:
             return tf.zeros([tf.shape(rows)[0], 0], rows.dtype)
         return squares_of(rows, self.clip.unit)
+
+
+def _middle(draws: np.ndarray, pairing: Pairing) -> np.ndarray:
+    """Returns the mean of a prior, shape [D]: of its draws, without their error if it is normal.
+
+    That error is small beside the prior, but for a wide prior it is far from the records.
+
+    Args:
+      draws: Draws from the prior, shape [n, D].
+      pairing: The model's coordinates.
+    """
+    middle: np.ndarray = draws.mean(axis=0)
+    for _ in range(_REFINEMENTS):
+        _, slopes = pairing.coordinates.log_density(middle[None])
+        moved, first = middle.copy(), 0
+        for part in pairing.parameters_read:
+            size = pairing.coordinates.sizes[part]
+            own = pairing.index[first : first + size]
+            step = np.cov(draws[:, own].T).reshape(size, size) @ slopes[0, own]
+            # A longer one is no error of draws: the prior is not normal.
+            if slopes[0, own] @ step < _CLEAR**2 * size / len(draws):
+                moved[own] += step
+            first += size
+        middle = moved
+    return middle
 
 
 def _last_block(step: int, num_steps: int) -> int:
