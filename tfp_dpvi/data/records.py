@@ -12,6 +12,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data import frames
+from tfp_dpvi.privacy import PersonUnit
 from tfp_dpvi.sampling import Sampler
 
 Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
@@ -42,12 +43,14 @@ class Records:
       y: As `x`, or None.
       sample_weight: Float [num], or None.
       num: The number of records.
+      person: What a person is, if a record is a person with several rows; else None.
     """
 
     x: Structure = dataclasses.field(repr=False)
     y: Structure | None = dataclasses.field(repr=False)
     sample_weight: np.ndarray | None = dataclasses.field(repr=False)
     num: int
+    person: PersonUnit | None = dataclasses.field(default=None, repr=False)
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""

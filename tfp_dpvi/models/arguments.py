@@ -20,6 +20,7 @@ from tfp_dpvi.data import (
     RecordSource,
     StreamedData,
     make_records,
+    make_units,
 )
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
@@ -73,6 +74,10 @@ def make_data(
     physical_batch_size: int | None = None,
     validate: bool = True,
     stream: bool | None = None,
+    unit_ids: Any = None,
+    max_rows_per_unit: int | None = None,
+    rows_beyond: str = "random",
+    seed: int | None = None,
 ) -> Data:
     """Returns the records of a fit with their sampler, after checks of the model on their shapes.
 
@@ -89,6 +94,10 @@ def make_data(
       physical_batch_size: The number of records whose gradients are in memory at a time.
       validate: Whether to refuse values that are not finite or impossible under the model.
       stream: Whether to read rows from their source as steps draw them.
+      unit_ids: As in `DPModel.fit`.
+      max_rows_per_unit: As in `DPModel.fit`.
+      rows_beyond: As in `DPModel.fit`.
+      seed: The model's seed, for the choice of rows.
 
     Raises:
       TypeError, ValueError: An argument that does not fit; no privacy was spent.
@@ -96,7 +105,21 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
+    if unit_ids is None and max_rows_per_unit is not None:
+        raise ValueError(
+            "max_rows_per_unit without unit_ids: pass the person of each row, or leave it out."
+        )
+    if unit_ids is not None and not model.takes_persons:
+        raise ValueError(
+            f"unit_ids: {type(model).__name__} protects single rows only, and would take them for "
+            "persons. Use DPVI, or join each person's rows into one record yourself."
+        )
     if isinstance(x, tf.data.Dataset):
+        if unit_ids is not None:
+            raise ValueError(
+                "unit_ids with a dataset of batches: rows of a person would be in several; pass "
+                "arrays."
+            )
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError(
                 "y, sample_weight and batch_size are part of the dataset: pass only x."
@@ -120,12 +143,21 @@ def make_data(
     x, y = by_column("x", x), by_column("y", y)
     sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
+    if streams and unit_ids is not None:
+        raise ValueError(
+            "unit_ids: streamed records cannot be grouped by person yet; pass arrays in memory, "
+            "such as np.asarray(x), or stream=False."
+        )
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     records = (
         source.probe
         if source
         else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
     )
+    rows = records
+    if unit_ids is not None:
+        units = make_units(unit_ids, rows.num, max_rows_per_unit, rows_beyond, seed=seed)
+        records = units.group(rows)
     available = source.num if source else records.num
     _prepare(model, records)
     num_records = int(num_records or available)
@@ -135,7 +167,7 @@ def make_data(
         *counts, arrays=lambda: (source.some() if source else records).arrays()
     )
     if validate and source is None:
-        model.check_labels(records)
+        model.check_labels(rows)
     sampler = make_sampler(
         sampling or "poisson",
         num_available=available,

@@ -276,6 +276,11 @@ class DPModel(Model):
         """See `Hooks.caveats`."""
         return ()
 
+    @property
+    def takes_persons(self) -> bool:
+        """See `Hooks.takes_persons`."""
+        return False
+
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `Hooks.export_functions`."""
         return [
@@ -494,6 +499,9 @@ class DPModel(Model):
         validation_batch_size: int | None = None,
         validate: bool = True,
         stream: bool | None = None,
+        unit_ids: Any = None,
+        max_rows_per_unit: int | None = None,
+        rows_beyond: str = "random",
         **refused: Any,
     ) -> keras.callbacks.History:
         """Trains on private records. Draws Poisson batches itself and spends privacy budget.
@@ -534,6 +542,13 @@ class DPModel(Model):
           stream: whether to read rows from their source as steps draw them; by default for sources,
             and for memory maps and lazy arrays above 2 GiB (smaller ones are read whole, once).
             Batches and guarantee are the same.
+          unit_ids: the person of each row, to protect persons with several rows: N integers, texts
+            or other hashable values, in an array or a column of a frame, in any order. A record is
+            then a person: `num_records` and `batch_size` count persons. None protects single rows.
+          max_rows_per_unit: with `unit_ids`, the public largest number m of a person's rows that
+            are used. Memory and time are those of m rows a person.
+          rows_beyond: "random", or "first" if rows have an order: which m rows of a person with
+            more are used. How many were left out is never shown.
 
         Returns:
           A Keras `History` of epsilon and of public and privatised values.
@@ -548,6 +563,11 @@ class DPModel(Model):
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
         backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        if unit_ids is not None and validation_data is not None:
+            raise ValueError(
+                "validation_data with unit_ids: its rows would be judged one by one, not by "
+                "person. Leave it out, and call evaluate on public rows after the fit."
+            )
         validation = arguments.check_validation(
             validation_data, validation_is_public, unsafe_validation, self.record_dtype
         )
@@ -562,6 +582,9 @@ class DPModel(Model):
             steps_per_epoch=steps_per_epoch,
             validate=validate,
             stream=stream,
+            unit_ids=unit_ids,
+            max_rows_per_unit=max_rows_per_unit,
+            rows_beyond=rows_beyond,
         )
         fitting.check_callbacks(self, users, validation)
         private = fitting.private_fit(
@@ -611,12 +634,19 @@ class DPModel(Model):
           y: As in `fit`.
           sample_weight: As in `fit`.
           **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`,
-            `steps_per_epoch`, `validate` and `stream` of `fit`.
+            `steps_per_epoch`, `validate`, `stream`, `unit_ids`, `max_rows_per_unit` and
+            `rows_beyond` of `fit`.
         """
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
         return arguments.make_data(
-            self, x, y, sample_weight, physical_batch_size=physical, **settings
+            self,
+            x,
+            y,
+            sample_weight,
+            physical_batch_size=physical,
+            seed=self._dp.seed,
+            **settings,
         )
 
     def mechanism(self, data: Data) -> Mechanism:

@@ -142,6 +142,7 @@ def make_mechanism(model: Model, compiled: Compiled, data: Data) -> Mechanism:
         accountant=target.accountant,
         randomness=target.randomness or "",
         unsafe_loss=target.unsafe_training_metrics or nothing_private,
+        person=data.records.person,
     )
 
 

@@ -1,0 +1,204 @@
+"""Persons with several rows: rows are grouped before anything is computed, and a record is a person.
+
+Everything after it (clip, twin, sampler, accounting) then acts on persons, since a record is what it
+acts on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.data import frames
+from tfp_dpvi.data.columns import is_missing
+from tfp_dpvi.data.records import Records
+from tfp_dpvi.privacy import PersonUnit
+
+# A boolean would make two persons, and floats are no names.
+_KINDS = "iuUSMO"
+
+
+class UnitRows(NamedTuple):
+    """The inputs of n persons, of m rows each.
+
+    Persons with fewer rows are filled up with copies of a row of their own, which count for nothing.
+
+    Attributes:
+      rows: Inputs of shape [n, m, ...], or a structure of these.
+      mask: Bool of shape [n, m], False for copies.
+    """
+
+    rows: Structure
+    mask: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Units:
+    """Which rows are whose: private, and part of no output.
+
+    ```python
+    >>> units = make_units(["ann", "bob", "ann"], 3, max_rows=2)
+    >>> units.places.tolist(), units.mask.tolist()
+    ([[0, 2], [1, 1]], [[True, True], [True, False]])
+
+    ```
+
+    Attributes:
+      places: The numbers of a person's rows, int64 of shape [n, m], in increasing order.
+      mask: False where a place is filled up, bool of shape [n, m].
+      person: What is public of it.
+    """
+
+    places: np.ndarray
+    mask: np.ndarray
+    person: PersonUnit
+
+    def group(self, records: Records) -> Records:
+        """Returns records of persons.
+
+        With one row each, x and y are as they were; otherwise x is a `UnitRows`, and y has the
+        shape [n, m, ...].
+
+        Args:
+          records: Records of rows.
+
+        Raises:
+          ValueError: The rows have weights, or are whole records.
+        """
+        if records.sample_weight is not None:
+            raise ValueError(
+                "sample_weight with unit_ids: a weight of single rows has no meaning for a person; "
+                "leave one of them out."
+            )
+        if records.y is None:
+            raise ValueError(
+                "unit_ids with a model of whole records: a person's rows are modelled by "
+                "likelihood(params, x), and fit(x, y)."
+            )
+        if tf.nest.is_nested(records.y):
+            raise ValueError("unit_ids: y must be one array; stack outcomes into shape [N, k].")
+        y = records.y[self.places[:, 0] if self.person.max_rows == 1 else self.places]
+        return Records(self.group_inputs(records.x), y, None, len(self.places), self.person)
+
+    def group_inputs(self, x: Structure) -> Structure:
+        """Returns inputs of persons, see `group`.
+
+        Args:
+          x: Inputs of rows, arrays.
+        """
+        if self.person.max_rows == 1:
+            return tf.nest.map_structure(lambda part: part[self.places[:, 0]], x)
+        return UnitRows(tf.nest.map_structure(lambda part: part[self.places], x), self.mask)
+
+
+def make_units(
+    unit_ids: Any,
+    num_rows: int,
+    max_rows: int | None,
+    rows_beyond: str = "random",
+    *,
+    seed: int | None = None,
+    name: str = "unit_ids",
+) -> Units:
+    """Groups rows by identifiers.
+
+    Args:
+      unit_ids: An identifier of each row: integers, texts or other hashable values, in an array, a
+        list, or a column of a frame. Rows of a person need not be adjacent.
+      num_rows: The number of rows.
+      max_rows: The public largest number m of rows of a person.
+      rows_beyond: "random" or "first", see `PersonUnit`.
+      seed: None for a choice of rows with a key from the operating system.
+      name: The argument, for messages.
+
+    Raises:
+      ValueError, TypeError: Identifiers are missing, of another number than rows, or no names.
+
+    #### Formal guarantee
+
+    A row is in one unit at most, and a person's rows are all in one unit, whose rows depend on this
+    person's rows and on random numbers that are independent of everybody else's. So a person who
+    comes or goes adds or removes one unit and changes no other one's distribution.
+    """
+    if max_rows is None:
+        raise ValueError(
+            f"max_rows_per_unit is missing: with {name}, pass the public largest number of rows of "
+            "a person that are used."
+        )
+    max_rows = check.count("max_rows_per_unit", max_rows, 1)
+    person = PersonUnit(max_rows, check.one_of("rows_beyond", rows_beyond, ("random", "first")))
+    codes = _codes(name, unit_ids, num_rows)
+    priority = np.arange(num_rows, dtype=np.float64)
+    if rows_beyond == "random":
+        # One number for each row, so that no person's choice depends on another's.
+        key = _random.new_key(seed)
+        priority = np.random.default_rng(key.view(np.uint64)).uniform(size=num_rows)
+    order = np.lexsort((priority, codes))
+    counts = np.bincount(codes)
+    rank = np.arange(num_rows) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.sort(order[rank < max_rows])
+    # Once more by person, now in the order of rows.
+    kept = kept[np.argsort(codes[kept], kind="stable")]
+    counts = np.minimum(counts, max_rows)
+    start = np.cumsum(counts) - counts
+    mask = np.arange(max_rows) < counts[:, None]
+    places = kept[np.where(mask, start[:, None] + np.arange(max_rows), start[:, None])]
+    return Units(places, mask, person)
+
+
+def _codes(name: str, unit_ids: Any, num_rows: int) -> np.ndarray:
+    """Returns numbers of persons, int64 of shape [n], in the order of their first rows."""
+    values = _values(name, unit_ids)
+    if values.shape != (num_rows,):
+        raise ValueError(
+            f"{name} has shape {list(values.shape)}: pass one identifier for each of the "
+            f"{num_rows} rows."
+        )
+    if values.dtype.kind not in _KINDS:
+        raise TypeError(
+            f"{name} has dtype {check.dtype_name(values.dtype)}, which is no identifier: pass "
+            "integers or texts, such as ids.astype(str)."
+        )
+    if is_missing(values).any():
+        raise ValueError(
+            f"{name} has missing entries: whose rows these are is not known. Leave such rows out "
+            "of x and y, or give each its person."
+        )
+    if values.dtype != object:
+        _, first, codes = np.unique(values, return_index=True, return_inverse=True)
+        numbers = np.empty(len(first), np.int64)
+        numbers[np.argsort(first)] = np.arange(len(first))
+        return numbers[codes]
+    found: dict[Any, int] = {}
+    try:
+        if any(isinstance(value, float | bool | np.floating | np.bool_) for value in values):
+            raise TypeError
+        return np.array([found.setdefault(value, len(found)) for value in values], np.int64)
+    except TypeError:
+        raise TypeError(
+            f"{name} has entries that are floats, booleans or not hashable, which are no "
+            "identifiers: pass integers or texts."
+        ) from None
+
+
+def _values(name: str, unit_ids: Any) -> np.ndarray:
+    """Returns identifiers as an array, in which no two of a list are made the same."""
+    if isinstance(unit_ids, str):
+        raise TypeError(f"{name} is a text: pass a column, such as frame[{unit_ids!r}].")
+    column = frames.as_series(unit_ids)
+    if column is not None:
+        is_number = frames.kind_of(column) in ("i", "u", "f", "b") and not column.null_count()
+        if is_number:
+            return np.asarray(column.to_numpy())
+        unit_ids = column.to_list()
+    if not isinstance(unit_ids, list | tuple):
+        return np.asarray(unit_ids)
+    values = np.empty(len(unit_ids), object)
+    for place, value in enumerate(unit_ids):
+        values[place] = value
+    return values
