@@ -375,8 +375,8 @@ class _NormalOfUnits(_OfUnits):
         first, second = tfp.random.split_seed(tfp.random.sanitize_seed(seed), n=2)
         shape = tf.concat([[n], tf.shape(self._mask)], axis=0)
         dtype = self._loc.dtype
-        person = tf.random.stateless_normal(shape[:2], first, dtype)[:, :, None]
-        row = tf.random.stateless_normal(shape, second, dtype)
+        person = tf.random.stateless_normal(shape[:2], first, dtype=dtype)[:, :, None]
+        row = tf.random.stateless_normal(shape, second, dtype=dtype)
         loc = tf.reshape(self._loc, tf.shape(self._mask))
         return loc + self._unit_scale * person + self._scale * row
 

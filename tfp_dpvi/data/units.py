@@ -16,7 +16,6 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data import frames
 from tfp_dpvi.data.columns import is_missing
-from tfp_dpvi.data.records import Records
 from tfp_dpvi.privacy import PersonUnit
 
 # A boolean would make two persons, and floats are no names.
@@ -58,42 +57,23 @@ class Units:
     mask: np.ndarray
     person: PersonUnit
 
-    def group(self, records: Records) -> Records:
-        """Returns records of persons.
-
-        With one row each, x and y are as they were; otherwise x is a `UnitRows`, and y has the
-        shape [n, m, ...].
-
-        Args:
-          records: Records of rows.
-
-        Raises:
-          ValueError: The rows have weights, or are whole records.
-        """
-        if records.sample_weight is not None:
-            raise ValueError(
-                "sample_weight with unit_ids: a weight of single rows has no meaning for a person; "
-                "leave one of them out."
-            )
-        if records.y is None:
-            raise ValueError(
-                "unit_ids with a model of whole records: a person's rows are modelled by "
-                "likelihood(params, x), and fit(x, y)."
-            )
-        if tf.nest.is_nested(records.y):
-            raise ValueError("unit_ids: y must be one array; stack outcomes into shape [N, k].")
-        y = records.y[self.places[:, 0] if self.person.max_rows == 1 else self.places]
-        return Records(self.group_inputs(records.x), y, None, len(self.places), self.person)
-
     def group_inputs(self, x: Structure) -> Structure:
-        """Returns inputs of persons, see `group`.
+        """Returns inputs of persons: with one row each as they are, otherwise a `UnitRows`.
 
         Args:
           x: Inputs of rows, arrays.
         """
         if self.person.max_rows == 1:
-            return tf.nest.map_structure(lambda part: part[self.places[:, 0]], x)
-        return UnitRows(tf.nest.map_structure(lambda part: part[self.places], x), self.mask)
+            return tf.nest.map_structure(self.group_array, x)
+        return UnitRows(tf.nest.map_structure(self.group_array, x), self.mask)
+
+    def group_array(self, part: np.ndarray) -> np.ndarray:
+        """Returns an array of persons, shape [n, m, ...], or for m = 1 [n, ...].
+
+        Args:
+          part: An array of rows, shape [N, ...].
+        """
+        return part[self.places[:, 0] if self.person.max_rows == 1 else self.places]
 
 
 def make_units(

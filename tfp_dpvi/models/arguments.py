@@ -157,7 +157,7 @@ def make_data(
     rows = records
     if unit_ids is not None:
         units = make_units(unit_ids, rows.num, max_rows_per_unit, rows_beyond, seed=seed)
-        records = units.group(rows)
+        records = rows.by_person(units)
     available = source.num if source else records.num
     _prepare(model, records)
     num_records = int(num_records or available)
