@@ -21,7 +21,14 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
 
-__all__ = ["UnitLatent", "Variational", "enumeration", "quadrature", "unit_normal", "unit_quadrature"]
+__all__ = [
+    "UnitLatent",
+    "Variational",
+    "enumeration",
+    "quadrature",
+    "unit_normal",
+    "unit_quadrature",
+]
 
 _MOST_POINTS = 10_000
 

@@ -84,7 +84,11 @@ def sgd():
 
 # ---------------------------------------------------------------------- what a person can do
 
-ENGINES = {"centred": {}, "paired": {"optimizer": True}, "flat": {"optimizer": True, "clipping": "flat"}}
+ENGINES = {
+    "centred": {},
+    "paired": {"optimizer": True},
+    "flat": {"optimizer": True, "clipping": "flat"},
+}
 
 
 def replay(likelihood="logistic", engine="centred", **settings):
@@ -240,9 +244,15 @@ def test_persons_and_rows_do_not_share_a_ledger():
         ({"unit_ids": "floats", "max_rows_per_unit": 3}, "no identifier"),
         ({"unit_ids": "short", "max_rows_per_unit": 3}, "one identifier for each"),
         ({"unit_ids": "ids", "max_rows_per_unit": 3, "rows_beyond": "last"}, "rows_beyond='last'"),
-        ({"unit_ids": "ids", "max_rows_per_unit": 3, "weight": True}, "sample_weight with unit_ids"),
+        (
+            {"unit_ids": "ids", "max_rows_per_unit": 3, "weight": True},
+            "sample_weight with unit_ids",
+        ),
         ({"unit_ids": "ids", "max_rows_per_unit": 3, "stream": True}, "cannot be grouped"),
-        ({"unit_ids": "ids", "max_rows_per_unit": 3, "public": "rows"}, "public_unit_ids is missing"),
+        (
+            {"unit_ids": "ids", "max_rows_per_unit": 3, "public": "rows"},
+            "public_unit_ids is missing",
+        ),
         ({"public": "persons"}, "public_unit_ids need public_inputs, and unit_ids"),
     ],
 )

@@ -53,7 +53,9 @@ def test_persons_in_results_and_files(tmp_path):
     result = fit("normal", frame("normal"))
     text = " ".join(result.report().split())
     assert "y ~ age + (1 | person) (normal, 150 persons, epsilon 3" in text
-    assert "persons: at most 6 rows of each person; of persons with more, 6 chosen at random" in text
+    assert (
+        "persons: at most 6 rows of each person; of persons with more, 6 chosen at random" in text
+    )
     assert "P00" not in text
     assert set(result.draws) == {"Intercept", "age", "sigma", "sd(1|person)"}
     new = pd.DataFrame({"age": [40.0, 60.0]})

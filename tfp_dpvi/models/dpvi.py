@@ -257,9 +257,7 @@ class DPVI(base.DPModel):
         if self._scores and is_open and not isinstance(x, tf.data.Dataset):
             batch_size = num_records or _ALL
             steps_per_epoch = NUM_STEPS
-        self._public_inputs = self._public_persons(
-            public_inputs, public_unit_ids, settings
-        )
+        self._public_inputs = self._public_persons(public_inputs, public_unit_ids, settings)
         history = super().fit(
             x,
             y,
