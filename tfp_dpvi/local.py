@@ -162,6 +162,12 @@ class UnitLatent(Derived):
 
     By itself it is the row's marginal distribution, as predictions of new persons need it; `fit`
     with `unit_ids` takes all rows of a person together.
+
+    ```python
+    >>> isinstance(unit_normal(tf.zeros([2]), 1.0, 1.0), UnitLatent)
+    True
+
+    ```
     """
 
     def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
@@ -322,7 +328,8 @@ class _UnitNormal(UnitLatent):
         self, loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor, *, name: str = "UnitNormal"
     ) -> None:
         parameters = dict(locals())
-        self._loc, self._scale, self._unit_scale = loc, scale, unit_scale
+        self._scale = scale
+        self._unit_scale = unit_scale
         self._row = tfd.Normal(loc, tf.sqrt(tf.square(scale) + tf.square(unit_scale)))
         super().__init__(self._row, parameters, name)
 

@@ -43,7 +43,9 @@ def test_rows_of_a_person_are_found_wherever_they_are(kind):
     units = make_units(ids, 6, 3)
     assert rows_by_person(ids, units) == {ids[0]: [0, 2, 3], ids[1]: [1, 5], ids[4]: [4]}
     # Filled up with a row of the person's own, so that no value is new.
-    assert all(np.isin(row, row[mask]).all() for row, mask in zip(units.places, units.mask))
+    assert all(
+        np.isin(row, row[mask]).all() for row, mask in zip(units.places, units.mask, strict=True)
+    )
 
 
 @pytest.mark.parametrize(

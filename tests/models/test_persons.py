@@ -293,7 +293,7 @@ def test_datasets_whole_records_and_other_models_are_refused():
     settings = {"unit_ids": ids, "max_rows_per_unit": 3, "verbose": 0}
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     public = {"num_records": 12, "steps_per_epoch": 3, "sampling": "each_record_once_per_epoch"}
-    with pytest.raises(ValueError, match="unit_ids with a dataset"):
+    with pytest.raises(ValueError, match="a dataset's batches"):
         compiled(logistic, sgd()).fit(dataset, **public, **settings)
     whole = dpvi.DPVI(
         tfd.Sample(tfd.Normal(0.0, 1.0), 2), lambda mean: tfd.MultivariateNormalDiag(mean)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.audit.canaries import convert_rows
 from tfp_dpvi.audit.observed import ObservedStep, Part, Setting, num_rows
 from tfp_dpvi.data import Units
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.training import new_key
@@ -178,7 +178,7 @@ def replay(
     num = num_rows(x)
     if neighbours is not None and "unit_ids" in settings:
         raise ValueError(
-            "neighbours with unit_ids: leave them out; persons of extreme rows are tried by default."
+            "neighbours with unit_ids: leave them out; persons of extreme rows are tried."
         )
     step = ObservedStep(
         model, x, y, sample_weight, num_steps=None, **{"batch_size": num, **settings}
@@ -213,7 +213,7 @@ def replay(
     return largest.result(allowance, runs.names)
 
 
-def _of_same_person(units: Units | None, unit_ids: Any, num: int, place: int) -> np.ndarray:
+def _of_same_person(units: Units | None, unit_ids: Identifiers, num: int, place: int) -> np.ndarray:
     """Returns which records hold a row of the person of one of them, by the identifiers alone."""
     if units is None:
         return np.arange(num) == place

@@ -55,7 +55,7 @@ class Records:
 
     @property
     def person(self) -> PersonUnit | None:
-        """What is public of a person, if a record is one; else None."""
+        """The public facts of a person, if a record is one; else None."""
         return None if self.units is None else self.units.person
 
     def by_person(self, units: Units) -> Records:

@@ -1,13 +1,12 @@
-"""Persons with several rows: rows are grouped before anything is computed, and a record is a person.
+"""Persons with several rows: rows are grouped before all else, and a record is a person.
 
-Everything after it (clip, twin, sampler, accounting) then acts on persons, since a record is what it
-acts on.
+Clip, twin, sampler and accounting then act on persons, since a record is what they act on.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,6 +17,9 @@ from tfp_dpvi.data import frames
 from tfp_dpvi.data.columns import is_missing
 from tfp_dpvi.privacy import PersonUnit
 
+Identifiers: TypeAlias = Any
+"""An identifier of each row: an array, a list or a column of a frame; or None."""
+
 # A boolean would make two persons, and floats are no names.
 _KINDS = "iuUSMO"
 
@@ -25,7 +27,13 @@ _KINDS = "iuUSMO"
 class UnitRows(NamedTuple):
     """The inputs of n persons, of m rows each.
 
-    Persons with fewer rows are filled up with copies of a row of their own, which count for nothing.
+    Persons with fewer rows are filled up with copies of one of their rows, which count for nothing.
+
+    ```python
+    >>> UnitRows(np.zeros([2, 3, 5]), np.ones([2, 3], bool)).rows.shape
+    (2, 3, 5)
+
+    ```
 
     Attributes:
       rows: Inputs of shape [n, m, ...], or a structure of these.
@@ -41,7 +49,7 @@ class Units:
     """Which rows are whose: private, and part of no output.
 
     ```python
-    >>> units = make_units(["ann", "bob", "ann"], 3, max_rows=2)
+    >>> units = make_units(["ann", "bob", "ann"], 3, max_rows=2, rows_beyond="first")
     >>> units.places.tolist(), units.mask.tolist()
     ([[0, 2], [1, 1]], [[True, True], [True, False]])
 
@@ -67,7 +75,7 @@ class Units:
             return tf.nest.map_structure(self.group_array, x)
         return UnitRows(tf.nest.map_structure(self.group_array, x), self.mask)
 
-    def group_array(self, part: np.ndarray) -> np.ndarray:
+    def group_array(self, part: Any) -> Any:
         """Returns an array of persons, shape [n, m, ...], or for m = 1 [n, ...].
 
         Args:
@@ -77,7 +85,7 @@ class Units:
 
 
 def make_units(
-    unit_ids: Any,
+    unit_ids: Identifiers,
     num_rows: int,
     max_rows: int | None,
     rows_beyond: str = "random",
@@ -131,7 +139,7 @@ def make_units(
     return Units(places, mask, person)
 
 
-def _codes(name: str, unit_ids: Any, num_rows: int) -> np.ndarray:
+def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
     """Returns numbers of persons, int64 of shape [n], in the order of their first rows."""
     values = _values(name, unit_ids)
     if values.shape != (num_rows,):
@@ -150,7 +158,7 @@ def _codes(name: str, unit_ids: Any, num_rows: int) -> np.ndarray:
             "of x and y, or give each its person."
         )
     if values.dtype != object:
-        _, first, codes = np.unique(values, return_index=True, return_inverse=True)
+        first, codes = np.unique(values, return_index=True, return_inverse=True)[1:]
         numbers = np.empty(len(first), np.int64)
         numbers[np.argsort(first)] = np.arange(len(first))
         return numbers[codes]
@@ -166,7 +174,7 @@ def _codes(name: str, unit_ids: Any, num_rows: int) -> np.ndarray:
         ) from None
 
 
-def _values(name: str, unit_ids: Any) -> np.ndarray:
+def _values(name: str, unit_ids: Identifiers) -> np.ndarray:
     """Returns identifiers as an array, in which no two of a list are made the same."""
     if isinstance(unit_ids, str):
         raise TypeError(f"{name} is a text: pass a column, such as frame[{unit_ids!r}].")

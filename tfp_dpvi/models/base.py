@@ -18,6 +18,7 @@ from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
 from tfp_dpvi.data import Data, Records, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, evaluation, exporting, fitting, saving
@@ -29,7 +30,6 @@ from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.account import Account
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
-from tfp_dpvi.training.distribution import Workers
 
 _OF_KERAS = frozenset(
     {
@@ -499,7 +499,7 @@ class DPModel(Model):
         validation_batch_size: int | None = None,
         validate: bool = True,
         stream: bool | None = None,
-        unit_ids: Any = None,
+        unit_ids: Identifiers = None,
         max_rows_per_unit: int | None = None,
         rows_beyond: str = "random",
         **refused: Any,
@@ -563,13 +563,9 @@ class DPModel(Model):
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
         backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
-        if unit_ids is not None and validation_data is not None:
-            raise ValueError(
-                "validation_data with unit_ids: its rows would be judged one by one, not by "
-                "person. Leave it out, and call evaluate on public rows after the fit."
-            )
+        public = (validation_is_public, unsafe_validation)
         validation = arguments.check_validation(
-            validation_data, validation_is_public, unsafe_validation, self.record_dtype
+            validation_data, *public, self.record_dtype, persons=unit_ids is not None
         )
         data = self.make_data(
             x,
@@ -592,8 +588,7 @@ class DPModel(Model):
             state,
             compiled,
             data,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
+            epochs=range(initial_epoch, epochs),
             backup=backup,
             declared=num_records is not None,
         )
@@ -601,11 +596,7 @@ class DPModel(Model):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
             is_unsafe = validation is not None and unsafe_validation and not validation_is_public
-            workers = Workers(self.distribute_strategy)
-            with (
-                fitting.unsafe_validation(self, state, is_unsafe),
-                workers.naming_lost(run.spent),
-            ):
+            with fitting.guarded(self, state, run, is_unsafe):
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
                     # Keras counts steps with it; records are sampled inside the step.

@@ -31,6 +31,7 @@ from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
 from tfp_dpvi.data import Records, make_records, make_units
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, exporting
@@ -210,7 +211,7 @@ class DPVI(base.DPModel):
         y: Structure | None = None,
         *,
         public_inputs: Structure | None = None,
-        public_unit_ids: Any = None,
+        public_unit_ids: Identifiers = None,
         batch_size: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
@@ -271,7 +272,10 @@ class DPVI(base.DPModel):
         return history
 
     def _public_persons(
-        self, public_inputs: Structure | None, public_unit_ids: Any, settings: dict[str, Any]
+        self,
+        public_inputs: Structure | None,
+        public_unit_ids: Identifiers,
+        settings: dict[str, Any],
     ) -> Structure | None:
         """Returns public inputs as `fit` takes the private ones: of persons, or of rows."""
         persons = settings.get("unit_ids") is not None

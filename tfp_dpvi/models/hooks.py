@@ -57,7 +57,7 @@ class Hooks(Protocol):
 
     @property
     def takes_persons(self) -> bool:
-        """Whether a record may be a person with several rows: an x that is a `UnitRows`."""
+        """True if a record may be a person with several rows: an x that is a `UnitRows`."""
 
     # ------------------------------------------------------------------ before a fit
 

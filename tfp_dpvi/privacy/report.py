@@ -377,8 +377,9 @@ def plain_words(advantage: float, neighboring_relation: str, unit: str = "record
       neighboring_relation: "add_or_remove_one" or "replace_one".
       unit: The unit of privacy, "record" or "person".
     """
+    unknown = _UNKNOWN_TO_ATTACKER[unit, neighboring_relation]
     return (
-        f"A person who knows {_UNKNOWN_TO_ATTACKER[unit, neighboring_relation]}, and who would guess "
+        f"A person who knows {unknown}, and who would guess "
         "right half the time without these results, guesses right at most "
         f"{up(50.0 * (1.0 + advantage), 3)} times in 100 with them."
     )

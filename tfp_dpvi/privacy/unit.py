@@ -18,7 +18,7 @@ class PersonUnit:
         depends on no other person; "first" if they are the first m.
 
     ```python
-    >>> print(PersonUnit(5).in_words)
+    >>> print(PersonUnit(5, rows_beyond="random").in_words)
     at most 5 rows of each person; of persons with more, 5 chosen at random
 
     ```

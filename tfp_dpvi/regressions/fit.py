@@ -12,6 +12,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Schema, frames
 from tfp_dpvi.data.columns import Numeric, converted
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions.design import Design
@@ -164,7 +165,7 @@ def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
     return fixed.strip(), fixed != formula
 
 
-def _column(data: TableData, name: str) -> Any:
+def _column(data: TableData, name: str) -> Identifiers:
     """Returns a column of identifiers, as it is."""
     is_frame = frames.container_of(data) is not None
     columns = frames.columns_of(data) if is_frame else data
@@ -180,7 +181,7 @@ def _public_persons(num_rows: int, most: int) -> np.ndarray:
     return np.resize(cycle, num_rows) + most * rounds
 
 
-def _parts(design: Design, family: str, priors: Mapping[str, Any], unit: str = "") -> Parts:
+def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str = "") -> Parts:
     """Returns the model's description as plain values."""
     column = design.schema.columns[design.outcome]
     location, scale = 0.0, 1.0
@@ -193,7 +194,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], unit: str = "
             location, scale = float(simulated.mean()), float(simulated.std())
     outcome = outcome_of(family, column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
-    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes, unit)
+    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes, person)
     unit = outcome.scale if family == "normal" else 1.0
     given, intercept = _priors(design, priors, unit, COEFFICIENT_SD[family])
     centre = 0.0 if family in ("normal", "categorical") else outcome.location

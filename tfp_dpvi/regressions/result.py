@@ -278,7 +278,8 @@ class Regression:
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
         if parts.layout.unit:
             found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
-        person = self.model.privacy_account.plan.person
+        plan = self.model.privacy_account.plan
+        person = None if plan is None else plan.person
         if person is not None:
             found.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
         if person is not None and not parts.layout.unit:
