@@ -203,7 +203,7 @@ def unit_quadrature(
     [0.5, 0.5]
     >>> person = visits.of_units(tf.constant([[True, True]]))
     >>> print(f"{person.prob(tf.ones([1, 2]))[0]:.3f}")  # Not a quarter: the rows are alike.
-    0.355
+    0.349
 
     ```
 

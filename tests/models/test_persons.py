@@ -120,6 +120,39 @@ def test_replay_of_neighbours_that_differ_in_a_person(likelihood, engine):
     assert result.attained > 0.5
 
 
+class Linear(dpvi.DPModel):
+    """A linear loss: a row's gradient is the row times its y, if there is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.v = self.add_weight("v", [2], initializer="zeros")
+        self.built = True
+
+    def record_loss(self, x, y=1.0):
+        return y * tf.reduce_sum(self.v * x)
+
+
+@pytest.mark.parametrize("outcomes", [False, True])
+def test_a_model_of_ones_own_sums_a_persons_rows_before_the_clip(outcomes):
+    """The clipped sum against one person at a time, and the replay: a person moves it by one clip."""
+    x, y, ids = persons(num=6)
+    rows = (x, y) if outcomes else (x,)
+    model = Linear()
+    model.compile(sgd(), epsilon=1.0, delta=1e-5)
+    settings = {"unit_ids": ids, "max_rows_per_unit": 3, "rows_beyond": "first"}
+    step = audit.observed.ObservedStep(model, *rows, num_steps=None, **settings)
+    found = step.all_values(np.array([1, 2]), 1, noise=0.0)[0]
+    weighted = x * (y[:, None] if outcomes else 1.0)
+    expected = np.zeros(2)
+    for each in np.unique(ids):
+        own = weighted[ids == each][:3].sum(axis=0)
+        expected += own * min(1.0, 0.5 / np.linalg.norm(own)) if own.any() else 0.0
+    np.testing.assert_allclose(found, expected / 0.5, rtol=1e-5, atol=1e-6)
+    result = audit.replay(model, *rows, num_steps=1, **settings)
+    assert result.holds, result
+    assert result.attained == pytest.approx(1.0, abs=1e-4)
+
+
 @contextlib.contextmanager
 def clipped_by_row():
     """Each row is a record of the clip: a person with 3 rows moves the sum by up to 3 clips."""
@@ -205,6 +238,7 @@ def test_the_report_speaks_of_persons():
         "the number of persons, 200",
         "each person's contribution, of all rows together, clipped",
         "full batches: every person",
+        "covariates and number of rows were fixed before the outcomes",
     ):
         assert words in text, words
     left_out = persons(num=200)[2]
@@ -302,19 +336,22 @@ def test_datasets_whole_records_and_other_models_are_refused():
     with pytest.raises(ValueError, match="whole records"):
         whole.fit(x, **settings)
 
-    class Own(dpvi.DPModel):
-        def __init__(self):
-            super().__init__()
-            self.v = self.add_weight("v", [2])
-            self.built = True
+    layers = dpvi.keras.Sequential([dpvi.keras.layers.Dense(1, input_shape=[2])])
+    network = dpvi.DPKerasModel(layers)
+    network.compile(sgd(), loss="mse", epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="DPKerasModel protects single rows only"):
+        network.fit(x, y, **settings)
 
-        def record_loss(self, x):
-            return tf.reduce_sum(self.v * x)
 
-    own = Own()
-    own.compile(sgd(), epsilon=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="Own protects single rows only"):
-        own.fit(x, **settings)
+@pytest.mark.slow
+def test_a_pilot_of_rows_is_refused():
+    """Its curvature is that of rows: wrong for persons by their number of rows."""
+    x, y, ids = persons()
+    model = compiled(logistic, sgd())
+    dpvi.pilot(model, x, num_records=len(x), epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="after dpvi"):
+        model.fit(x, y, unit_ids=ids, max_rows_per_unit=3, verbose=0)
+    assert model.num_releases == 0
 
 
 def test_a_shared_latent_needs_persons():

@@ -65,22 +65,18 @@ class Records:
           units: Which of these rows are whose.
 
         Raises:
-          ValueError: The rows have weights, are whole records, or have several outcomes.
+          ValueError: The rows have weights, or several outcomes.
         """
         if self.sample_weight is not None:
             raise ValueError(
                 "sample_weight with unit_ids: a weight of single rows has no meaning for a person; "
                 "leave one of them out."
             )
-        if self.y is None:
-            raise ValueError(
-                "unit_ids with a model of whole records: a person's rows are modelled by "
-                "likelihood(params, x), and fit(x, y)."
-            )
-        if tf.nest.is_nested(self.y):
+        if self.y is not None and tf.nest.is_nested(self.y):
             raise ValueError("unit_ids: y must be one array; stack outcomes into shape [N, k].")
         x = units.group_inputs(self.x)
-        return Records(x, units.group_array(self.y), None, len(units.places), units)
+        y = None if self.y is None else units.group_array(self.y)
+        return Records(x, y, None, len(units.places), units)
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""

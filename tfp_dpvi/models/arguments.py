@@ -115,7 +115,7 @@ def make_data(
             )
         public = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         data = DatasetData(x, *public, model.record_dtype)
-        _prepare(model, data.records, sampled=False)
+        _prepare(model, data.records, data.records, sampled=False)
         return data
     if is_batches(x):
         raise TypeError(
@@ -142,7 +142,7 @@ def make_data(
     rows = records
     records = rows if persons is None else persons(rows)
     available = source.num if source else records.num
-    _prepare(model, records)
+    _prepare(model, rows, records)
     num_records = int(num_records or available)
     batch_size = int(batch_size or min(_DEFAULT_BATCH_SIZE, num_records))
     counts = (available, num_records, batch_size, steps_per_epoch)
@@ -194,10 +194,10 @@ def _persons(
     )
 
 
-def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
-    """Creates the model's variables, and checks that the records fit it."""
+def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) -> None:
+    """Creates the model's variables, and checks that the records fit it; rows may be persons'."""
     with model.distribute_strategy.scope():
-        model.prepare(records)
+        model.prepare(rows)
     model.check_records(records)
     replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
     if replicas > 1 and whole:

@@ -15,7 +15,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
-from tfp_dpvi.data import Data, Records, make_records
+from tfp_dpvi.data import Data, Records, UnitRows, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.data.units import Identifiers
@@ -171,7 +171,20 @@ class DPModel(Model):
         exact = tape.gradient(loss, self.trainable_variables, unconnected_gradients="zero")
         return {"data_independent": exact, "data_independent_loss": loss}
 
-    def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
+    def _whole_record_loss(self, record: dict[str, Structure]) -> tf.Tensor:
+        """Returns the loss of a record, a sum over a person's rows if it is one."""
+        x = record["x"]
+        if not isinstance(x, UnitRows):
+            return self._row_loss(record)
+        mask = x.mask
+        rows = {**record, "x": x.rows}
+        losses = [
+            self._row_loss(tf.nest.map_structure(lambda part: part[place], rows))  # noqa: B023
+            for place in range(mask.shape[0])
+        ]
+        return tf.reduce_sum(tf.where(mask, tf.stack(losses), tf.zeros_like(losses[0])))
+
+    def _row_loss(self, record: dict[str, Structure]) -> tf.Tensor:
         """Returns `record_loss` plus the losses that layers add, times the record's weight."""
         _tf.clear_losses(self)
         parts = [record[name] for name in ("x", "y") if name in record]
@@ -278,8 +291,8 @@ class DPModel(Model):
 
     @property
     def takes_persons(self) -> bool:
-        """See `Hooks.takes_persons`."""
-        return False
+        """See `Hooks.takes_persons`: unless a subclass has another clipped gradient."""
+        return type(self).clipped_gradient is DPModel.clipped_gradient
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `Hooks.export_functions`."""

@@ -50,6 +50,10 @@ _ALL = 2**62
 # To price a private mean of log densities, in nats: their range when clipped, and the mean's error.
 _LOO_RANGE = 10.0
 _LOO_ERROR = 0.05
+_PERSONS_ASSUME = (
+    "the posterior assumes that a person's covariates and number of rows were fixed before the "
+    "outcomes: an earlier outcome among the covariates biases it (the privacy is not affected)."
+)
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
@@ -405,6 +409,11 @@ class DPVI(base.DPModel):
 
     def check_records(self, records: Records) -> None:
         """See `Hooks.check_records`: traces the likelihood on the records' shapes."""
+        if self.generative and records.person is not None:
+            raise ValueError(
+                "unit_ids with a model of whole records: a person's rows are modelled by "
+                "likelihood(params, x), and fit(x, y)."
+            )
         if self.generative and records.y is not None:
             raise ValueError(
                 "y was passed, but the likelihood takes only (params), for whole records: call "
@@ -575,6 +584,11 @@ class DPVI(base.DPModel):
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
+        plan = self.privacy_plan
+        persons = plan is not None and plan.person is not None and plan.person.max_rows > 1
+        return (*((_PERSONS_ASSUME,) if persons else ()), *self._caveats_of_posterior())
+
+    def _caveats_of_posterior(self) -> tuple[str, ...]:
         calibrated = self._calibrated()
         if calibrated is not None:
             return tuple(
