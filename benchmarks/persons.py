@@ -1,6 +1,6 @@
 """Persons with several rows: coverage and width for longitudinal models, against group privacy.
 
-    python benchmarks/persons.py [--quick] [--num 20] [--persons 5000] [--rows 20]
+    python benchmarks/persons.py [--quick] [--num 100] [--persons 5000] [--rows 20]
 
 Simulated data sets of persons with 1 to m rows and an intercept each, logistic and linear. Four fits of each set: with
 `unit_ids`; the same fit priced by group privacy, with the noise of epsilon / m; a fit of rows at epsilon / m, by the model of
@@ -12,19 +12,21 @@ run goes on where the first one stopped. With `--quick` 1,500 persons of at most
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import math
 import pathlib
 import subprocess
-import time
 import warnings
 
 import numpy as np
 from harness import command, machine, versions
+from replicates import Replicates, centred
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import make_records, make_units
 
 WEIGHTS = np.array([0.3, -0.5, 0.8, 0.2])
@@ -34,12 +36,15 @@ LEVEL = 0.9
 FAMILIES = ("linear", "logistic")
 EPSILONS = (1.0, 3.0)
 NUM_POINTS = 15
+# Data sets of a cell that are compared with group privacy.
+NUM_COMPARED = 4
 
 
 def simulate(family, num, most, seed):
     """Returns inputs, outcomes and persons of a data set: an intercept, a covariate of the person, two of rows."""
     rng = np.random.default_rng([seed, FAMILIES.index(family)])
-    ids = np.repeat(np.arange(num), rng.integers(1, most + 1, num))
+    # As many rows in each data set, so that one compiled step serves all.
+    ids = np.repeat(np.arange(num), rng.permutation(np.arange(num) % most) + 1)
     x = rng.normal(size=(len(ids), len(WEIGHTS)))
     x[:, 0] = 1.0
     x[:, 1] = rng.normal(size=num)[ids]
@@ -83,57 +88,69 @@ def true_values(names):
     return {name: WEIGHTS[int(name[2])] if name[0] == "w" else scales[name] for name in names}
 
 
-def entries(draws):
-    """Draws by entry, shape [S] each; scales as logarithms."""
-    found = {}
-    for name, part in draws.items():
-        values = np.asarray(part, np.float64)
-        if name == "w":
-            found.update({f"w[{i}]": values[:, i] for i in range(values.shape[1])})
-        else:
-            found[name] = np.log(values)
-    return found
-
-
-def private(family, data, public, epsilon, most, *, shared, group):
-    """Returns means, widths of intervals and whether they cover, by entry; and seconds and warnings."""
+def grouped(data, most):
+    """Returns inputs and outcomes of persons."""
     x, y, ids = data
-    model = dpvi.DPVI(prior(family, shared), likelihood(family, shared))
+    records = make_records(x, y, None, dtype=np.dtype("float32"), validate=True)
+    persons = records.by_person(make_units(ids, records.num, most, "first"))
+    return persons.x, persons.y
+
+
+@functools.cache
+def method(family, epsilon, num, most, *, persons, group):
+    """Returns compiled fits to data sets of `num` persons.
+
+    Args:
+      family: "linear" or "logistic".
+      epsilon: The budget of a person.
+      num: The number of persons.
+      most: The largest number m of rows of a person.
+      persons: Whether a record is a person, or a row.
+      group: Whether the budget is divided by m, as group privacy needs it.
+    """
     delta = DELTA
-    settings = {"public_inputs": public[0]}
-    if shared:
-        settings |= {"unit_ids": ids, "max_rows_per_unit": most, "public_unit_ids": public[2]}
     if group:
         # m rows at epsilon / m are (epsilon, delta (e^epsilon - 1) / (e^(epsilon / m) - 1)).
+        delta *= math.expm1(epsilon / most) / math.expm1(epsilon)
         epsilon /= most
-        delta *= math.expm1(epsilon) / math.expm1(epsilon * most)
-    model.compile(epsilon=epsilon, delta=delta)
-    begin = time.perf_counter()
-    model.fit(x, y, verbose=0, **settings)
-    seconds = time.perf_counter() - begin
-    draws = entries(model.posterior_sample(4000, seed=0))
-    truth = true_values(draws)
+    data, public = (simulate(family, num, most, seed) for seed in (10_000, 10_001))
+    (x, y), (public_x, _) = (
+        (grouped(data, most), grouped(public, most)) if persons else (data[:2], public[:2])
+    )
+    shared = persons
+    fits = centred(
+        prior(family, shared),
+        likelihood(family, shared),
+        x,
+        y,
+        public_x,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    return Replicates(fits, num_draws=4000)
+
+
+def private(family, data, epsilon, num, most, seed, *, persons, group):
+    """Returns means, widths of intervals and whether they cover, by entry; and seconds and warnings."""
+    fits = method(family, epsilon, num, most, persons=persons, group=group)
+    x, y = grouped(data, most) if persons else data[:2]
+    fit = fits.fit(x, y, seed)
+    names = [name.replace("log ", "") for name in fits.coordinates.names]
+    truth = true_values(names)
     tails = [(1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0]
     result = {}
-    for name, values in draws.items():
-        low, high = np.quantile(values, tails)
+    for place, name in enumerate(names):
+        low, high = np.quantile(fit.draws[:, place], tails)
         covers = bool(low <= truth[name] <= high)
-        result[name] = {"mean": values.mean(), "width": high - low, "covers": covers}
-    checks = model.posterior_summary().checks
-    return {
-        "entries": result,
-        "seconds": seconds,
-        "warnings": [] if checks is None else list(checks.warnings),
-    }
+        mean = float(fit.draws[:, place].mean())
+        result[name] = {"mean": mean, "width": high - low, "covers": covers}
+    return {"entries": result, "seconds": fit.seconds, "warnings": fit.warnings}
 
 
 def without_privacy(family, data, most):
     """Returns widths and coverage of the normal approximation at the mode, as `private`."""
-    x, y, ids = data
-    model = dpvi.DPVI(prior(family, True), likelihood(family, True))
-    rows = make_records(x, y, None, dtype=np.dtype("float32"), validate=True)
-    persons = rows.by_person(make_units(ids, rows.num, most, "first")).tensors()
-    bayes = model.bayesian_model
+    bayes = BayesianModel(prior(family, True), likelihood(family, True))
+    x, y = tf.nest.map_structure(tf.constant, grouped(data, most))
     names = [f"w[{i}]" for i in range(len(WEIGHTS))]
     names += ["scale", "sd"] if family == "linear" else ["sd"]
     theta = np.array([true_values(names)[name] for name in names])
@@ -147,7 +164,7 @@ def without_privacy(family, data, most):
                 params = {"w": vector[: len(WEIGHTS)]}
                 for place, name in enumerate(names[len(WEIGHTS) :], len(WEIGHTS)):
                     params[name] = tf.exp(vector[place])
-                logs = bayes.log_prob(params, persons["x"], persons["y"])
+                logs = bayes.log_prob(params, x, y)
                 jacobian = tf.reduce_sum(vector[len(WEIGHTS) :])
                 total = tf.reduce_sum(logs) + bayes.prior.log_prob(params) + jacobian
             gradient = tape.gradient(total, vector)
@@ -172,16 +189,18 @@ def without_privacy(family, data, most):
 
 def one_set(family, epsilon, num, most, seed):
     data = simulate(family, num, most, seed)
-    public = simulate(family, max(300, num // 4), most, seed + 10_000)
-    return {
+    arguments = (family, data, epsilon, num, most, seed)
+    found = {
         "family": family,
         "epsilon": epsilon,
         "seed": seed,
-        "persons": private(family, data, public, epsilon, most, shared=True, group=False),
-        "group": private(family, data, public, epsilon, most, shared=True, group=True),
-        "rows": private(family, data, public, epsilon, most, shared=False, group=True),
+        "persons": private(*arguments, persons=True, group=False),
         "exact": without_privacy(family, data, most),
     }
+    if seed < NUM_COMPARED:
+        found["group"] = private(*arguments, persons=True, group=True)
+        found["rows"] = private(*arguments, persons=False, group=True)
+    return found
 
 
 def summarise(sets):
@@ -199,6 +218,8 @@ def summarise(sets):
             exact = np.array(
                 [[one["exact"]["entries"][name]["covers"] for name in names] for one in cell]
             )
+
+            compared = [one for one in cell if "group" in one]
 
             def widths(kind, names=names, cell=cell):
                 return np.array([[one[kind]["entries"][n]["width"] for n in names] for one in cell])
@@ -221,10 +242,14 @@ def summarise(sets):
                         )
                     ),
                     "width over group privacy": float(
-                        np.median(widths("persons") / widths("group"))
+                        np.median(
+                            widths("persons", names, compared) / widths("group", names, compared)
+                        )
                     ),
                     "width over independent rows at epsilon / m, fixed effects": float(
-                        np.median(widths("persons", fixed) / widths("rows", fixed))
+                        np.median(
+                            widths("persons", fixed, compared) / widths("rows", fixed, compared)
+                        )
                     ),
                     "coverage of independent rows, fixed effects": float(np.mean(of_rows)),
                     "fits with a warning": float(
@@ -270,14 +295,14 @@ def main(arguments=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--num", type=int, help="data sets a cell: 20, or 4 with --quick")
+    parser.add_argument("--num", type=int, help="data sets a cell: 100, or 20 with --quick")
     parser.add_argument("--persons", type=int)
     parser.add_argument("--rows", type=int, help="the largest number of rows of a person")
     parser.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/persons.json")
     )
     options = parser.parse_args(arguments)
-    num = options.num or (4 if options.quick else 20)
+    num = options.num or (20 if options.quick else 100)
     persons = options.persons or (1500 if options.quick else 5000)
     most = options.rows or (8 if options.quick else 20)
     logging.getLogger("tfp_dpvi").setLevel(logging.ERROR)

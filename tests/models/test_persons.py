@@ -105,7 +105,7 @@ def replay(likelihood="logistic", engine="centred", **settings):
     [
         ("logistic", "centred"),
         slow("linear", "centred"),
-        ("linear_intercept", "centred"),
+        slow("linear_intercept", "centred"),
         ("logistic_intercept", "centred"),
         slow("counts_intercept", "centred"),
         slow("logistic", "paired"),
