@@ -219,13 +219,14 @@ def summarise(sets):
                 [[one["exact"]["entries"][name]["covers"] for name in names] for one in cell]
             )
 
-            compared = [one for one in cell if "group" in one]
-
             def widths(kind, names=names, cell=cell):
                 return np.array([[one[kind]["entries"][n]["width"] for n in names] for one in cell])
 
+            compared = [one for one in cell if "group" in one]
             fixed = [name for name in names if name[0] == "w"]
-            of_rows = [[one["rows"]["entries"][name]["covers"] for name in fixed] for one in cell]
+            of_rows = [
+                [one["rows"]["entries"][name]["covers"] for name in fixed] for one in compared
+            ]
             rows.append(
                 {
                     "family": family,
