@@ -18,6 +18,7 @@ import logging
 import math
 import pathlib
 import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -332,7 +333,7 @@ def write(options, arguments, settings, sets):
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     )
     result = {
-        "command": command("persons.py", arguments or []),
+        "command": command("persons.py", sys.argv[1:] if arguments is None else arguments),
         "commit": found.stdout.strip(),
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
