@@ -18,6 +18,7 @@ from scipy import stats
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
+from tfp_dpvi.bayes.units import row_distribution
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
@@ -211,7 +212,7 @@ class Scoring:
         likelihood = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
         self.num_orders = num_orders(likelihood)
-        is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
+        is_mixture = isinstance(row_distribution(likelihood), tfd.MixtureSameFamily | tfd.Mixture)
         self._start = self._apart() if is_mixture else self.prior.mean
         self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
         self.theta.assign(self._start)

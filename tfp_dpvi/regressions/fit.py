@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import Schema
+from tfp_dpvi.data import Schema, frames
 from tfp_dpvi.data.columns import Numeric, converted
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
@@ -58,6 +60,8 @@ def regression(
     share: float = 0.1,
     num_records: int | None = None,
     seed: int | None = None,
+    unit: str | None = None,
+    max_rows_per_unit: int | None = None,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
 
@@ -86,6 +90,12 @@ def regression(
       share: See `measured`.
       num_records: The public number of records; by default the exact one is taken as public.
       seed: Makes the noise repeatable, and the result *not private*.
+      unit: The column of persons, to protect persons with several rows instead of rows: integers
+        or texts, which need no schema and never leave. `(1 | unit)` in the formula gives each
+        person an intercept, which is integrated out; without it, rows of a person are taken as
+        independent given the covariates. `num_records` then counts persons.
+      max_rows_per_unit: With `unit`, the public largest number of rows of a person that are used,
+        chosen at random.
 
     Returns:
       The fitted `Regression`.
@@ -117,16 +127,29 @@ def regression(
     check.one_of("family", family, FAMILIES)
     if not isinstance(schema, Schema):
         schema = Schema.from_dict(schema)
-    design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
+    fixed, has_unit_effect = _without_unit(formula, unit)
+    design = Design(fixed, schema, missing=missing, outside=outside, constants=constants)
     column = schema.columns[design.outcome]
     check_outcome(family, design.outcome, column)
     if design.has_transformed_outcome and family != "normal":
         raise ValueError(
             f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
         )
-    if family == "categorical" and design.groups:
+    if family == "categorical" and (design.groups or has_unit_effect):
         raise ValueError('family="categorical" has no group effects: use common ones, + g.')
-    parts = _parts(design, family, priors or {})
+    ids = None if unit is None else _column(data, unit)
+    if ids is not None and unit in design.schema.columns:
+        raise ValueError(
+            f"unit={unit!r} is also a covariate of the formula: use (1 | {unit}) for an intercept "
+            "of each person."
+        )
+    if unit is not None and measured:
+        raise ValueError(
+            f"measured={list(measured)} releases values of rows, and unit={unit!r} protects persons: "
+            "declare typical values in the schema."
+        )
+    person = unit or "" if has_unit_effect else ""
+    parts = _parts(design, family, priors or {}, person)
     _check_size(parts)
     y = _outcome_values(design, family, parts.outcome, data)
     rows = design.rows(data)
@@ -146,7 +169,7 @@ def regression(
         )
         design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
         parts = dataclasses.replace(
-            _parts(design, family, priors or {}), measured=tuple(measured), share=part
+            _parts(design, family, priors or {}, person), measured=tuple(measured), share=part
         )
         y = _outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
@@ -159,8 +182,16 @@ def regression(
     x = parts.inputs(rows)
     num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
     public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
+    persons: dict[str, Any] = {}
+    if unit is not None or max_rows_per_unit is not None:
+        most = check.count("max_rows_per_unit", max_rows_per_unit or 0, 1)
+        persons = {
+            "unit_ids": ids,
+            "max_rows_per_unit": most,
+            "public_unit_ids": None if ids is None else _public_persons(len(public), most),
+        }
     with words.own_log():
-        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
+        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **persons)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
@@ -184,7 +215,35 @@ def _check_size(parts: Parts) -> None:
         )
 
 
-def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
+def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
+    """Returns the formula without an intercept of each person, and whether it had one."""
+    if unit is None or not isinstance(formula, str):
+        return formula, False
+    check.text("unit", unit, "pass the name of a column")
+    term = rf"\(\s*1\s*\|\s*`?{re.escape(unit)}`?\s*\)"
+    fixed = re.sub(rf"\+\s*{term}|{term}\s*\+|{term}", "", formula)
+    if fixed.rstrip().endswith("~"):
+        fixed += " 1"
+    return fixed.strip(), fixed != formula
+
+
+def _column(data: TableData, name: str) -> Identifiers:
+    """Returns a column of identifiers, as it is."""
+    is_frame = frames.container_of(data) is not None
+    columns = frames.columns_of(data) if is_frame else data
+    if name not in columns:
+        raise ValueError(f"unit={check.shown(name)} is no column of data.")
+    return columns[name]
+
+
+def _public_persons(num_rows: int, most: int) -> np.ndarray:
+    """Returns the person of each of some invented rows: as many have 1 row as 2, up to m."""
+    cycle = np.repeat(np.arange(most), np.arange(1, most + 1))
+    rounds = np.arange(num_rows) // len(cycle)
+    return np.resize(cycle, num_rows) + most * rounds
+
+
+def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str = "") -> Parts:
     """Returns the model's description as plain values."""
     column = design.schema.columns[design.outcome]
     location, scale = 0.0, 1.0
@@ -197,7 +256,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
             location, scale = float(simulated.mean()), float(simulated.std())
     outcome = outcome_of(family, column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
-    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes)
+    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes, person)
     unit = outcome.scale if family == "normal" else 1.0
     given, intercept = _priors(design, priors, unit, COEFFICIENT_SD[family])
     centre = 0.0 if family in ("normal", "categorical") else outcome.location

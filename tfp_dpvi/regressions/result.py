@@ -19,7 +19,7 @@ from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
-from tfp_dpvi.regressions.families import LINKS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.families import LINKS, NUM_POINTS, Layout, Outcome, outcome_levels
 from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class Parts:
             for number, label in enumerate(group.labels):
                 named[label] = draws["group"][:, first + number] * unit
             first += len(group.labels)
+        if self.layout.unit:
+            named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit
         return named
 
     def names_of_model(self, design: Design) -> dict[str, str]:
@@ -163,6 +165,8 @@ class Parts:
             for number, label in enumerate(group.labels):
                 found[label] = f"group[{first + number}]"
             first += len(group.labels)
+        if self.layout.unit:
+            found[f"sd(1|{self.layout.unit})"] = "unit_sd"
         return {**found, "sigma": "sigma", "alpha": "alpha"}
 
 
@@ -284,6 +288,14 @@ class Regression:
                 f"typical values of {', '.join(parts.measured)}: released from the records for "
                 f"{parts.share:.0%} of epsilon and delta"
             )
+        if parts.layout.unit:
+            found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
+        plan = self.model.privacy_account.plan
+        person = None if plan is None else plan.person
+        if person is not None:
+            found.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
+        if person is not None and not parts.layout.unit:
+            found.append("rows of a person: independent given the covariates")
         if design.missing is not None:
             found.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
@@ -305,8 +317,10 @@ class Regression:
 
     def _heading(self) -> str:
         report = self.model.privacy_report()
+        unit = self.parts.layout.unit
+        formula = self.design.formula + (f" + (1 | {unit})" if unit else "")
         return (
-            f"{self.design.formula}   ({self.parts.family}, {report.num_records} records, "
+            f"{formula}   ({self.parts.family}, {report.num_records} {report.unit}s, "
             f"epsilon {report.epsilon:.2g}, delta {report.delta:.2g})"
         )
 
@@ -381,10 +395,27 @@ class Regression:
 
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
-        family, outcome = self.parts.family, self.parts.outcome
         draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         generator = np.random.default_rng(seed)
         scores = self._score(rows)
+        if not self.parts.layout.unit:
+            return self._outcomes(scores, draws, generator)
+        # Of persons who are not known: over the intercepts that they may have.
+        sd = draws["unit_sd"][:, None, None]
+        points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+        weighted = zip(points, weights / weights.sum(), strict=True)
+        mean = sum(
+            weight * self._outcomes(scores + sd * point, draws, generator)[0]
+            for point, weight in weighted
+        )
+        drawn = scores + sd * generator.normal(size=scores.shape)
+        return np.asarray(mean), self._outcomes(drawn, draws, generator)[1]
+
+    def _outcomes(
+        self, scores: np.ndarray, draws: dict[str, np.ndarray], generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns expected outcomes (or probabilities) and outcomes at scores of [S, n, blocks]."""
+        family, outcome = self.parts.family, self.parts.outcome
         if family == "categorical":
             logits = np.concatenate([np.zeros_like(scores[:, :, :1]), scores], axis=2)
             exp = np.exp(logits - logits.max(axis=2, keepdims=True))
