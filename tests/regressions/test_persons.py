@@ -84,7 +84,8 @@ def test_effects_and_scales_of_persons(family):
     [
         ({"unit": "patient", "formula": "y ~ age"}, "unit='patient' is no column of data"),
         ({"max_rows_per_unit": None}, "max_rows_per_unit"),
-        ({"unit": None, "formula": "y ~ age"}, "max_rows_per_unit without unit_ids"),
+        ({"unit": None, "formula": "y ~ age"}, "max_rows_per_unit=6 needs unit="),
+        ({"measured": ["age"]}, "protects persons"),
         ({"unit": None}, "'person', which the schema lacks"),
         ({"unit": "age", "formula": "y ~ age"}, "also a covariate"),
         ({"formula": "y ~ age + (age | person)"}, "'person', which the schema lacks"),

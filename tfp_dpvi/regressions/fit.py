@@ -137,17 +137,7 @@ def regression(
         )
     if family == "categorical" and (design.groups or has_unit_effect):
         raise ValueError('family="categorical" has no group effects: use common ones, + g.')
-    ids = None if unit is None else _column(data, unit)
-    if ids is not None and unit in design.schema.columns:
-        raise ValueError(
-            f"unit={unit!r} is also a covariate of the formula: use (1 | {unit}) for an intercept "
-            "of each person."
-        )
-    if unit is not None and measured:
-        raise ValueError(
-            f"measured={list(measured)} releases values of rows, and unit={unit!r} protects persons: "
-            "declare typical values in the schema."
-        )
+    persons = _persons(data, design, unit, max_rows_per_unit, measured)
     person = unit or "" if has_unit_effect else ""
     parts = _parts(design, family, priors or {}, person)
     _check_size(parts)
@@ -182,20 +172,38 @@ def regression(
     x = parts.inputs(rows)
     num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
     public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
-    persons: dict[str, Any] = {}
-    if unit is not None or max_rows_per_unit is not None:
-        most = check.count("max_rows_per_unit", max_rows_per_unit or 0, 1)
-        persons = {
-            "unit_ids": ids,
-            "max_rows_per_unit": most,
-            "public_unit_ids": None if ids is None else _public_persons(len(public), most),
-        }
+    if persons:
+        persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
         model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **persons)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
     return result
+
+
+def _persons(
+    data: TableData, design: Design, unit: str | None, most: int | None, measured: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the arguments of a fit that say whose rows are whose; none without persons."""
+    if unit is None:
+        if most is not None:
+            raise ValueError(
+                f"max_rows_per_unit={check.shown(most)} needs unit=: name the column of persons."
+            )
+        return {}
+    ids = _column(data, unit)
+    if unit in design.schema.columns:
+        raise ValueError(
+            f"unit={unit!r} is also a covariate of the formula: use (1 | {unit}) for an intercept "
+            "of each person."
+        )
+    if measured:
+        raise ValueError(
+            f"measured={list(measured)} releases values of rows, and unit={unit!r} protects "
+            "persons: declare typical values in the schema."
+        )
+    return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most or 0, 1)}
 
 
 def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
