@@ -34,9 +34,9 @@ from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 DELTA, STEPS, CLIP, RATE = 1e-5, 200, 2.0, 0.05
 HOSPITALS = 10
 SCHEDULES = {
-    "synchronous": Synchronous(),
-    "sequential": Sequential(),
-    "asynchronous": Asynchronous(),
+    "synchronous": Synchronous(rounds=10, damping=0.2),
+    "sequential": Sequential(rounds=10),
+    "asynchronous": Asynchronous(rounds=10),
     "one round": Synchronous(rounds=1, damping=1.0),
 }
 DIVISIONS = ("balanced", "by size", "by label")
@@ -59,7 +59,7 @@ class Cell(NamedTuple):
 
 
 def schedule_of(cell):
-    return {**SCHEDULES, **DAMPED, LONG: Synchronous(rounds=40)}[cell.schedule]
+    return {**SCHEDULES, **DAMPED, LONG: Synchronous(rounds=40, damping=0.2)}[cell.schedule]
 
 
 def optimizer(clip=CLIP, noise=None, rate=RATE):

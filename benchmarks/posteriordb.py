@@ -30,7 +30,7 @@ import tfp_dpvi as dpvi
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from harness import versions  # noqa: E402
+from harness import versions
 
 tfd = tfp.distributions
 FOLDER = pathlib.Path(__file__).parent
@@ -159,7 +159,7 @@ def ages(generator: np.random.Generator) -> np.ndarray:
         among(1.0, 2.0),
         *[among(0.0)] * 3,
         among(1, 2, 3, 4),
-        among(0.0, 1.0),
+        among(1.0, 2.0),
         among(*range(1, 6)),
     )(generator)
     x[:, 2:5] = np.eye(4)[generator.integers(4, size=len(x))][:, 1:]

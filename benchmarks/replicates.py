@@ -29,7 +29,7 @@ from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.centred_fit import NUM_STEPS, CentredFit
 from tfp_dpvi.calibrated.posterior import Calibrated
-from tfp_dpvi.data import make_records
+from tfp_dpvi.data import Records, UnitRows, make_records
 from tfp_dpvi.gradients import StepSpec
 from tfp_dpvi.optimizers import ScoringOptimizer
 from tfp_dpvi.privacy import PrivacyLedger
@@ -120,7 +120,7 @@ def centred(
       num_steps: The number of steps of a fit, each over all records.
     """
     model = BayesianModel(prior, likelihood)
-    records = make_records(x, y, None, dtype=model.dtype, validate=False)
+    records = records_of(x, y, model.dtype)
     fit = CentredFit(model)
     fit.prepare(records, public_inputs)
     scoring = fit.scoring
@@ -203,6 +203,19 @@ def by_pilot(
     )
 
 
+def records_of(x: Structure, y: Structure, dtype: np.dtype) -> Records:
+    """Returns records of rows, or of persons if x is a `UnitRows` and y has their shape.
+
+    Args:
+      x: The inputs.
+      y: The outcomes.
+      dtype: The float type.
+    """
+    if isinstance(x, UnitRows):
+        return Records(x, y, None, len(x.mask))
+    return make_records(x, y, None, dtype=dtype, validate=False)
+
+
 def _calibrated(mechanism: Mechanism, epsilon: float, delta: float, num_steps: int) -> Mechanism:
     """Returns the mechanism with the noise of a first fit within a budget."""
     return mechanism.calibrated(
@@ -259,7 +272,7 @@ class Replicates:
     def _run(self, x: Structure, y: Structure, seed: int) -> Released:
         """Runs all steps from the start; returns what accumulated."""
         method = self.method
-        records = make_records(x, y, None, dtype=method.model.dtype, validate=False).tensors()
+        records = records_of(x, y, method.model.dtype).tensors()
         steps = self._compiled.steps_for(method.mechanism, records)
         # Tracing has made the optimizer's variables.
         if not self._start:

@@ -1,177 +1,126 @@
-"""Private Bayesian logistic regression on real patient records.
+"""Who saw a doctor? A private regression of real patients by a formula, beside the same without privacy.
 
-Wisconsin breast cancer records (569 patients, 30 measurements of cell nuclei; bundled with scikit-learn, no network).
+The RAND Health Insurance Experiment (1974 to 1982; in statsmodels' wheel, no network) gave families insurance at random, with a
+share of the bills, "coinsurance", from 0 to 95 %. A record here is a person in the first year: 5,912 people.
 
-    python examples/quickstart.py [--epsilon 1] [--delta 1e-5] [--splits 1] [--output outputs/quickstart]
+    python examples/quickstart.py [--epsilon 1] [--delta 1e-5] [--output outputs/quickstart]
 
-Prints the test accuracy with and without privacy, the posterior, and the privacy report; saves a picture of the posterior
-intervals and the figures as JSON. The columns are standardised with the training records' own means and standard
-deviations, which the guarantee does not cover: the report says so.
+Prints the result, its comparison with maximum likelihood, and the privacy report; saves a picture of both intervals and all
+figures as JSON. The schema says what a code book says, and nothing of the records.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.resources
 import json
-import math
 import pathlib
 import platform
+import subprocess
 import time
 from typing import Any
 
 import numpy as np
 
 import tfp_dpvi as dpvi  # isort: skip  (first, so that TensorFlow loads quietly)
-import tensorflow as tf
-import tensorflow_probability as tfp
+import pandas as pd
 
-tfd = tfp.distributions
+FORMULA = "visited ~ age + female + log_share + diseases + health"
+SCHEMA = {
+    "visited": {"type": "binary"},
+    "age": {"type": "continuous", "lower": 0, "upper": 65, "unit": "years"},
+    "female": {"type": "binary"},
+    # The logarithm of one and the percentage of a bill that the family pays itself.
+    "log_share": {"type": "continuous", "lower": 0, "upper": 4.6},
+    "diseases": {"type": "continuous", "lower": 0, "upper": 60},
+    "health": {"type": "categorical", "categories": ["excellent", "good", "fair or poor"]},
+}
+# A score whose typical values are not public: they take a tenth of the budget.
+MEASURED = ("diseases",)
+# The picture's odds ratios are for these changes.
+CHANGES = {
+    "age": ("10 years older", 10.0),
+    "female": ("female", 1.0),
+    "log_share": ("pays 25 % of bills, not 0 %", float(np.log(26.0))),
+    "diseases": ("10 more on the scale of chronic diseases", 10.0),
+    "health[good]": ("good health, not excellent", 1.0),
+    "health[fair or poor]": ("fair or poor health", 1.0),
+}
+LEVEL = 0.94
+_WIDTH = 1.88  # Standard errors of a normal interval of that level.
 
-# The clip is about the norm of a pair's gradient for standardised columns, the root of their number, chosen without records.
-SETTINGS = {"l2_norm_clip": 5.0, "learning_rate": 0.05, "batch_size": 91, "epochs": 20}
-# `clipping="flat"`, chosen among eight sets on the splits with seeds 1000 to 1004; those that are scored have seeds 0 to 19.
-FLAT = {"l2_norm_clip": 1.0, "learning_rate": 0.05, "batch_size": 128, "epochs": 20}
 
-NON_PRIVATE_STEPS = 1000
-
-
-def make_model(num_features: int, seed: int | None = None, clipping: str = "paired") -> dpvi.DPVI:
-    """Builds a logistic regression with independent normal weights and an intercept."""
-    prior = tfd.JointDistributionNamed(
+def load() -> pd.DataFrame:
+    """Returns a row for each person: the first year in the experiment."""
+    folder = importlib.resources.files("statsmodels") / "datasets/randhie/src"
+    with (folder / "randhie.csv").open() as file:
+        people = pd.read_csv(file).drop_duplicates("zper")
+    unwell = (people["hlthf"] + people["hlthp"]) > 0
+    health = np.select([unwell, people["hlthg"] > 0], ["fair or poor", "good"], "excellent")
+    return pd.DataFrame(
         {
-            "w": tfd.Sample(tfd.Normal(0.0, 1.0), sample_shape=num_features),
-            "b": tfd.Normal(0.0, 1.0),
+            "visited": (people["mdvis"] > 0).astype(int),
+            "age": people["xage"],
+            "female": people["female"],
+            "log_share": people["logc"],
+            "diseases": people["disea"],
+            "health": pd.Categorical(health, SCHEMA["health"]["categories"]),
         }
     )
 
-    def likelihood(params: Any, x: Any) -> Any:
-        return tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]) + params["b"])
 
-    return dpvi.DPVI(
-        prior, likelihood, surrogate_posterior="mean_field", clipping=clipping, seed=seed
-    )
+def fit_non_private(people: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Returns means and standard errors of maximum likelihood."""
+    import statsmodels.formula.api as smf
 
-
-def load(split_seed: int) -> tuple[Any, ...]:
-    """Returns 80 % training and 20 % test patients, standardised with the training statistics."""
-    from sklearn.datasets import load_breast_cancer
-    from sklearn.model_selection import train_test_split
-
-    data = load_breast_cancer()
-    x, x_test, y, y_test = train_test_split(
-        data.data, data.target, test_size=0.2, random_state=split_seed, stratify=data.target
-    )
-    mean, std = x.mean(axis=0), x.std(axis=0)
-    names = [str(name) for name in data.feature_names]
-    return (
-        ((x - mean) / std).astype("float32"),
-        y,
-        ((x_test - mean) / std).astype("float32"),
-        y_test,
-        names,
-    )
+    result = smf.logit(FORMULA, people).fit(disp=0)
+    names = [name.replace("[T.", "[") for name in result.params.index]
+    return pd.Series(np.array(result.params), names), pd.Series(np.array(result.bse), names)
 
 
-def accuracy(model: dpvi.DPVI, x: Any, y: Any) -> float:
-    return float(np.mean((model.predict(x) > 0.5) == y))
-
-
-def fit_private(
-    x: Any,
-    y: Any,
-    epsilon: float,
-    delta: float,
-    verbose: int,
-    clipping: str = "paired",
-    **changes: Any,
-) -> dpvi.DPVI:
-    settings = {**(SETTINGS if clipping == "paired" else FLAT), **changes}
-    model = make_model(x.shape[1], clipping=clipping)
-    model.compile(
-        optimizer=dpvi.optimizers.DPKerasAdamOptimizer(
-            l2_norm_clip=settings["l2_norm_clip"], learning_rate=settings["learning_rate"]
-        ),
-        epsilon=epsilon,
-        delta=delta,
-    )
-    model.fit(x, y, batch_size=settings["batch_size"], epochs=settings["epochs"], verbose=verbose)
-    return model
-
-
-def fit_non_private(x: Any, y: Any) -> dpvi.DPVI:
-    """Fits the same model without noise and clip, for comparison."""
-    model = make_model(x.shape[1], clipping="flat")
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(
-        l2_norm_clip=math.inf, noise_multiplier=0.0, learning_rate=0.02
-    )
-    model.compile(optimizer=optimizer)
-    model.fit(x, y, batch_size=len(x), epochs=2, steps_per_epoch=NON_PRIVATE_STEPS // 2, verbose=0)
-    return model
-
-
-def posterior_table(model: dpvi.DPVI, names: list[str]) -> list[dict[str, Any]]:
-    draws = model.posterior_sample(2000, seed=0)
-    weights = np.concatenate([draws["w"].numpy(), draws["b"].numpy()[:, None]], axis=1)
-    low, high = np.percentile(weights, [2.5, 97.5], axis=0)
-    return [
-        {"name": name, "mean": float(m), "sd": float(s), "low": float(lo), "high": float(hi)}
-        for name, m, s, lo, hi in zip(
-            [*names, "(intercept)"],
-            weights.mean(axis=0),
-            weights.std(axis=0),
-            low,
-            high,
-            strict=True,
-        )
-    ]
-
-
-def compare(
-    model: dpvi.DPVI,
-    reference: dpvi.DPVI,
-    table: list[Any],
-    reference_table: list[Any],
-    x: Any,
-    y: Any,
-) -> dict[str, float]:
-    """Returns the test accuracy, and the numbers of private intervals that contain the non-private mean or are narrower."""
-    pairs = list(zip(table, reference_table, strict=True))
-    return {
-        "accuracy": accuracy(model, x, y),
-        "non_private_accuracy": accuracy(reference, x, y),
-        "inside": sum(own["low"] < other["mean"] < own["high"] for own, other in pairs),
-        "narrower": sum(
-            own["high"] - own["low"] < other["high"] - other["low"] for own, other in pairs
-        ),
+def compare(result: dpvi.Regression, people: pd.DataFrame) -> pd.DataFrame:
+    """Returns means and interval ends of the coefficients with and without privacy."""
+    table = result.summary(level=LEVEL)
+    means, errors = fit_non_private(people)
+    columns = {
+        "mean": table["mean"],
+        "low": table.iloc[:, 2],
+        "high": table.iloc[:, 3],
+        "non_private_mean": means,
+        "non_private_low": means - _WIDTH * errors,
+        "non_private_high": means + _WIDTH * errors,
     }
+    return pd.DataFrame(columns).loc[table.index]
 
 
-def draw_intervals(
-    private: list[dict[str, Any]], non_private: list[dict[str, Any]], title: str, path: Any
-) -> None:
-    import matplotlib
+def draw(table: pd.DataFrame, title: str, path: pathlib.Path) -> None:
+    """Draws odds ratios for the changes of `CHANGES`."""
+    import matplotlib as mpl
 
-    matplotlib.use("Agg")
+    mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    order = sorted(range(len(private)), key=lambda i: private[i]["mean"])
-    figure, axes = plt.subplots(figsize=(8, 9), layout="constrained")
-    for offset, table, color, label in (
-        (0.16, private, "C0", "private"),
-        (-0.16, non_private, "C1", "non-private"),
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
+    names = list(reversed(CHANGES))
+    factors = np.array([CHANGES[name][1] for name in names])
+    for start, place, color, label in (
+        ("", 0.14, "C0", "private"),
+        ("non_private_", -0.14, "C1", "non-private"),
     ):
-        rows = [table[i] for i in order]
-        places = np.arange(len(rows)) + offset
-        means = np.array([row["mean"] for row in rows])
-        errors = np.abs(np.array([[row["low"], row["high"]] for row in rows]).T - means)
-        axes.errorbar(means, places, xerr=errors, fmt="o", ms=4, lw=1.5, color=color, label=label)
-    axes.set_yticks(np.arange(len(order)), [private[i]["name"] for i in order])
-    axes.axvline(0.0, color="0.7", lw=1, zorder=0)
-    axes.set_xlabel(
-        "weight per standard deviation (log odds of benign): mean and central 95 % interval"
-    )
+        columns = [f"{start}{end}" for end in ("low", "mean", "high")]
+        low, mean, high = np.exp(table.loc[names, columns].to_numpy().T * factors)
+        errors = [mean - low, high - mean]
+        places = np.arange(len(names)) + place
+        axes.errorbar(mean, places, xerr=errors, fmt="o", ms=4, lw=1.8, color=color, label=label)
+    axes.axvline(1.0, color="0.7", lw=1, zorder=0)
+    axes.set_xscale("log")
+    ticks = [0.5, 0.7, 1.0, 1.4, 2.0]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(names)), [CHANGES[name][0] for name in names])
+    axes.set_xlabel("odds ratio of seeing a doctor in the year: mean and 94 % interval")
     axes.set_title(title)
-    axes.legend(loc="lower right")
+    axes.legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -182,75 +131,65 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--split", type=int, default=0, help="seed of the (first) train/test split")
-    parser.add_argument("--splits", type=int, default=1, help="score the mean over so many splits")
-    parser.add_argument("--epochs", type=int, default=SETTINGS["epochs"])
-    parser.add_argument("--clipping", choices=("paired", "flat"), default="paired")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("outputs/quickstart"))
     options = parser.parse_args(arguments)
     begin = time.perf_counter()
 
-    x, y, x_test, y_test, names = load(options.split)
-    print(
-        f"{len(x)} training patients, {len(x_test)} test patients, {x.shape[1]} measurements each\n"
+    people = load()
+    result = dpvi.regression(
+        FORMULA,
+        people,
+        "bernoulli",
+        SCHEMA,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        measured=MEASURED,
     )
-    settings = {"clipping": options.clipping, "epochs": options.epochs}
-    model = fit_private(x, y, options.epsilon, options.delta, verbose=1, **settings)
-    reference = fit_non_private(x, y)
-    table, reference_table = posterior_table(model, names), posterior_table(reference, names)
-    each = [compare(model, reference, table, reference_table, x_test, y_test)]
-    for split in range(options.split + 1, options.split + options.splits):
-        *more, x_other, y_other, _ = load(split)
-        other = fit_private(*more, options.epsilon, options.delta, verbose=0, **settings)
-        without = fit_non_private(*more)
-        tables = posterior_table(other, names), posterior_table(without, names)
-        each.append(compare(other, without, *tables, x_other, y_other))
-    private_score, reference_score = (
-        float(np.mean([one[name] for one in each])) for name in ("accuracy", "non_private_accuracy")
+    print(f"{result}\n")
+    table = compare(result, people)
+    inside = int(
+        (
+            (table["low"] < table["non_private_mean"]) & (table["non_private_mean"] < table["high"])
+        ).sum()
     )
-
-    report = model.privacy_report()
-    over = "" if options.splits == 1 else f" (mean of {options.splits} splits)"
-    print(
-        f"\nTest accuracy{over}: {private_score:.3f} private, {reference_score:.3f} non-private\n"
-    )
-    print(f"{'posterior of':24s} {'mean':>7s} {'sd':>6s}   95 % interval     non-private mean")
-    for row, other_row in zip(table, reference_table, strict=True):
+    print(f"{'coefficient':20s} {'private':>8s}   94 % interval      non-private   94 % interval")
+    for name, row in table.iterrows():
         print(
-            f"{row['name']:24s} {row['mean']:7.2f} {row['sd']:6.2f}   [{row['low']:6.2f}, {row['high']:6.2f}]"
-            f"  {other_row['mean']:9.2f}"
+            f"{name:20s} {row['mean']:8.3f} [{row['low']:7.3f}, {row['high']:7.3f}]   "
+            f"{row['non_private_mean']:11.3f} [{row['non_private_low']:7.3f}, {row['non_private_high']:7.3f}]"
         )
+    report = result.model.privacy_report()
     print(f"\n{report}\n")
 
     options.output.mkdir(parents=True, exist_ok=True)
-    title = f"Breast cancer, posterior at epsilon {options.epsilon:g}, delta {options.delta:g}"
-    draw_intervals(table, reference_table, title, options.output / "posterior.png")
+    title = f"{len(people):,} people, epsilon {options.epsilon:g}, delta {options.delta:g}"
+    draw(table, title, options.output / "quickstart.png")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
     seconds = time.perf_counter() - begin
-    result = {
-        "accuracy": private_score,
-        "non_private_accuracy": reference_score,
-        "splits": options.splits,
-        "each": each,
+    described = {
+        "formula": FORMULA,
+        "measured": list(MEASURED),
+        "records": len(people),
         "epsilon": report.epsilon,
         "delta": report.delta,
+        "inside": inside,
+        "coefficients": table.to_dict("index"),
+        "warnings": result.warnings,
         "seconds": seconds,
-        "settings": {**(SETTINGS if options.clipping == "paired" else FLAT), **settings},
-        "posterior": table,
-        "non_private_posterior": reference_table,
+        "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "version": dpvi.__version__,
+        "commit": commit.stdout.strip(),
         "privacy_report": report.to_json(),
-        "versions": {
-            "python": platform.python_version(),
-            "tensorflow": tf.__version__,
-            "tfp": tfp.__version__,
-        },
     }
-    (options.output / "quickstart.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(f"Picture and figures: {options.output}/posterior.png, {options.output}/quickstart.json")
+    (options.output / "quickstart.json").write_text(json.dumps(described, indent=1) + "\n")
+    print(f"Picture and figures: {options.output}/quickstart.png, {options.output}/quickstart.json")
     print(
-        f"quickstart: accuracy {private_score:.4f} non-private {reference_score:.4f} epsilon {report.epsilon:.4f} "
-        f"delta {report.delta:g} seconds {seconds:.1f}"
+        f"quickstart: {len(people)} people epsilon {report.epsilon:.4f} delta {report.delta:g} "
+        f"inside {inside} of {len(table)} seconds {seconds:.1f}"
     )
-    return result
+    return described
 
 
 if __name__ == "__main__":

@@ -26,10 +26,17 @@ SLOW = (
     "guides/from_tensorflow_privacy.md",
     "guides/in_keras.md",
     "guides/local_latents.md",
+    "guides/persons.md",
+    "guides/small_data.md",
     "guides/vae_researcher.md",
     "regression.md",
 )  # 7 to 20 s each; the README runs.
-NEEDS = {"guides/arviz.md": "arviz", "regression.md": "formulae"}
+NEEDS = {
+    "guides/arviz.md": "arviz",
+    "guides/persons.md": "formulae",
+    "guides/small_data.md": "sklearn",
+    "regression.md": "formulae",
+}
 
 
 def marks(page):

@@ -530,15 +530,15 @@ def test_the_saved_model_predicts_and_is_small():
 
 
 @pytest.mark.slow
-def test_the_quickstart_exports_in_time_and_size(tmp_path):
+def test_breast_cancer_exports_in_time_and_size(tmp_path):
     """Under 10 s and 5 MB."""
     sys.path.insert(0, str(ROOT / "examples"))
     try:
-        import quickstart
+        import breast_cancer
     finally:
         sys.path.pop(0)
     x = np.random.default_rng(0).normal(size=(455, 30)).astype("float32")
-    model = quickstart.fit_private(x, (x[:, 0] > 0).astype("int64"), 1.0, 1e-5, 0, epochs=1)
+    model = breast_cancer.fit_private(x, (x[:, 0] > 0).astype("int64"), 1.0, 1e-5, 0, epochs=1)
     start = time.perf_counter()
     model.export(tmp_path / "model")
     seconds = time.perf_counter() - start

@@ -209,3 +209,74 @@ def test_a_record_moves_no_other():
 def test_what_does_not_fit_is_refused(make, words):
     with pytest.raises((TypeError, ValueError), match=words):
         make()
+
+
+# ---------------------------------------------------------------------- latents of a person's rows
+
+MASK = np.array([[True, True, True], [True, False, False], [True, True, False]])
+
+
+def of_persons(rows):
+    return rows.of_units(tf.constant(MASK))
+
+
+def test_a_shared_normal_intercept_is_a_multivariate_normal():
+    """The covariance `scale^2 I + unit_scale^2` among a person's own rows; what is filled up counts for nothing."""
+    loc = RNG.normal(size=9)
+    value = RNG.normal(size=[3, 3])
+    persons = of_persons(dpvi.local.unit_normal(loc, np.float64(0.7), np.float64(1.3)))
+    expected = [
+        stats.multivariate_normal(
+            loc.reshape(3, 3)[i, own], 0.49 * np.eye(own.sum()) + 1.69
+        ).logpdf(value[i, own])
+        for i, own in enumerate(MASK)
+    ]
+    np.testing.assert_allclose(persons.log_prob(value), expected, rtol=1e-10)
+    other = np.where(MASK, value, 1e3)
+    np.testing.assert_array_equal(persons.log_prob(other), persons.log_prob(value))
+    drawn = persons.sample(20_000, seed=[0, 1]).numpy()[:, 0] - loc[:3]
+    np.testing.assert_allclose(np.cov(drawn.T), 0.49 * np.eye(3) + 1.69, atol=0.12)
+
+
+def test_a_shared_intercept_by_quadrature_is_the_integral():
+    score = RNG.normal(size=9)
+    value = RNG.integers(0, 2, (3, 3)).astype(float)
+    persons = of_persons(
+        dpvi.local.unit_quadrature(
+            lambda z: tfd.Bernoulli(logits=score[:, None] + 0.8 * z, dtype=tf.float64),
+            dtype="float64",
+        )
+    )
+
+    def integrand(z, i):
+        p = 1 / (1 + np.exp(-(score.reshape(3, 3)[i] + 0.8 * z)))
+        own = np.where(value[i] == 1, p, 1 - p)[MASK[i]]
+        return np.prod(own) * stats.norm.pdf(z)
+
+    expected = [np.log(integrate.quad(integrand, -9, 9, args=(i,))[0]) for i in range(3)]
+    np.testing.assert_allclose(persons.log_prob(value), expected, rtol=1e-6)
+    # Twins are drawn from the same density: the share of each outcome of three rows.
+    drawn = persons.sample(40_000, seed=[0, 1]).numpy()[:, 0]
+    every = np.array([[i >> 2 & 1, i >> 1 & 1, i & 1] for i in range(8)], float)
+    shares = np.mean(np.all(drawn[:, None] == every, axis=2), axis=0)
+    same = np.repeat(every[:, None], 3, axis=1)
+    probabilities = np.exp([persons.log_prob(row)[0] for row in same])
+    np.testing.assert_allclose(probabilities.sum(), 1.0, rtol=1e-9)
+    np.testing.assert_allclose(shares, probabilities, atol=0.012)
+
+
+def test_an_intercept_and_a_slope_are_shared():
+    """Two latents of a person: all rows of an outcome whose variance they make."""
+    times = np.tile([0.0, 1.0, 2.0], 3)
+    rows = dpvi.local.unit_quadrature(
+        lambda z: tfd.Normal(z[:, 0] + 0.5 * times[:, None] * z[:, 1], np.float64(1.5)),
+        dimension=2,
+        dtype="float64",
+    )
+    drawn = of_persons(rows).sample(4_000, seed=[0, 1]).numpy()[:, 0]
+    design = np.stack([np.ones(3), 0.5 * times[:3]], axis=1)
+    expected = design @ design.T + 2.25 * np.eye(3)
+    np.testing.assert_allclose(np.cov(drawn.T), expected, atol=0.35)
+    value = RNG.normal(size=[3, 3])
+    exact = stats.multivariate_normal(np.zeros(3), expected).logpdf(value[0])
+    np.testing.assert_allclose(of_persons(rows).log_prob(value)[0], exact, rtol=1e-5)

@@ -14,13 +14,21 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
 
-__all__ = ["Variational", "enumeration", "quadrature"]
+__all__ = [
+    "UnitLatent",
+    "Variational",
+    "enumeration",
+    "quadrature",
+    "unit_normal",
+    "unit_quadrature",
+]
 
 _MOST_POINTS = 10_000
 
@@ -147,6 +155,244 @@ def _num_values(prior: tfd.Distribution) -> int:
         )
     parameter = prior.logits if prior.logits is not None else prior.probs
     return int(parameter.shape[-1])
+
+
+class UnitLatent(Derived):
+    """The distribution of a row whose latent is shared by all rows of its person.
+
+    By itself it is the row's marginal distribution, as predictions of new persons need it; `fit`
+    with `unit_ids` takes all rows of a person together.
+
+    ```python
+    >>> isinstance(unit_normal(tf.zeros([2]), 1.0, 1.0), UnitLatent)
+    True
+
+    ```
+    """
+
+    def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
+        """Returns the joint distribution of the outcomes of n persons.
+
+        Args:
+          mask: Bool of shape [n, m], False for rows that count for nothing; the n m rows are those
+            of the batch.
+
+        Returns:
+          A distribution with batch shape [n] and event shape [m, ...].
+        """
+        raise NotImplementedError
+
+
+def unit_quadrature(
+    conditional: Callable[[tf.Tensor], tfd.Distribution],
+    *,
+    dimension: int | None = None,
+    num_points: int = 20,
+    dtype: tf.DType | str = "float32",
+) -> UnitLatent:
+    """Sums out a standard normal latent that all rows of a person share: a random intercept.
+
+    ```python
+    >>> def likelihood(params, x):  # Visits of persons, with an intercept of each person.
+    ...     score = tf.linalg.matvec(x, params["w"])
+    ...     return unit_quadrature(
+    ...         lambda z: tfd.Bernoulli(logits=score[:, None] + params["sd"] * z, dtype=tf.float32)
+    ...     )
+    >>> visits = likelihood({"w": tf.zeros([1]), "sd": 2.0}, tf.ones([2, 1]))
+    >>> visits.prob(tf.ones([2])).numpy().round(3).tolist()
+    [0.5, 0.5]
+    >>> person = visits.of_units(tf.constant([[True, True]]))
+    >>> print(f"{person.prob(tf.ones([1, 2]))[0]:.3f}")  # Not a quarter: the rows are alike.
+    0.349
+
+    ```
+
+    Args:
+      conditional: As for `quadrature`, of rows.
+      dimension: As for `quadrature`; 2 for an intercept and a slope, `z[:, 0]` and `z[:, 1]`.
+      num_points: As for `quadrature`. The likelihood of all rows of a person must not be much
+        narrower than the spacing of the points: for a normal outcome use `unit_normal`.
+      dtype: The float type of the prior.
+
+    Raises:
+      ValueError: As for `quadrature`.
+    """
+    mixture = quadrature(conditional, dimension=dimension, num_points=num_points, dtype=dtype)
+    return _UnitMixture(mixture)
+
+
+def unit_normal(loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor) -> UnitLatent:
+    """Integrates out a normal intercept that all rows of a person share, of normal outcomes.
+
+    The outcomes of a person are `loc + unit_scale * z + scale * e`, with z ~ Normal(0, 1) of the
+    person and e ~ Normal(0, 1) of the row. The density is in closed form, whatever the scales.
+
+    ```python
+    >>> visits = unit_normal(tf.zeros([2]), scale=1.0, unit_scale=1.0)
+    >>> print(f"{visits.stddev()[0]:.3f}")
+    1.414
+    >>> person = visits.of_units(tf.constant([[True, True]]))
+    >>> print(f"{person.log_prob(tf.ones([1, 2]))[0]:.3f}")
+    -2.721
+
+    ```
+
+    Args:
+      loc: Means of n rows, shape [n].
+      scale: The residual standard deviation, a scalar.
+      unit_scale: The standard deviation of persons' intercepts, a scalar.
+    """
+    return _UnitNormal(loc, scale, unit_scale)
+
+
+class _UnitMixture(UnitLatent):
+    """See `unit_quadrature`."""
+
+    def __init__(self, mixture: tfd.MixtureSameFamily, *, name: str = "UnitMixture") -> None:
+        parameters = dict(locals())
+        self._mixture = mixture
+        super().__init__(mixture, parameters, name)
+
+    def _log_prob(self, value: Structure) -> tf.Tensor:
+        return self._mixture.log_prob(value)
+
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> Structure:
+        return self._mixture.sample(n, seed=seed)
+
+    def _mean(self) -> tf.Tensor:
+        return self._mixture.mean()
+
+    def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
+        return _MixtureOfUnits(self._mixture, mask)
+
+
+class _OfUnits(Derived):
+    """Outcomes of n persons' m rows."""
+
+    def __init__(
+        self, like: tfd.Distribution, mask: tf.Tensor, parameters: dict[str, Any], name: str
+    ) -> None:
+        self._mask = tf.convert_to_tensor(mask)
+        super().__init__(like, parameters, name)
+
+    def _batch_shape(self) -> tf.TensorShape:
+        return self._mask.shape[:1]
+
+    def _batch_shape_tensor(self) -> tf.Tensor:
+        return tf.shape(self._mask)[:1]
+
+    def _event_shape(self) -> tf.TensorShape:
+        return self._mask.shape[1:].concatenate(super()._event_shape())
+
+    def _event_shape_tensor(self) -> tf.Tensor:
+        return tf.concat([tf.shape(self._mask)[1:], super()._event_shape_tensor()], axis=0)
+
+
+class _MixtureOfUnits(_OfUnits):
+    """Each person has one value of the latent, for all rows."""
+
+    def __init__(
+        self, mixture: tfd.MixtureSameFamily, mask: tf.Tensor, *, name: str = "MixtureOfUnits"
+    ) -> None:
+        parameters = dict(locals())
+        self._values = mixture.mixture_distribution
+        self._rows = mixture.components_distribution
+        super().__init__(mixture, mask, parameters, name)
+
+    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
+        event = self._rows.event_shape
+        # [n m, values of the latent].
+        logs = self._rows.log_prob(tf.reshape(value, [-1, 1, *event]))
+        num = logs.shape[1]
+        logs = tf.reshape(logs, [-1, self._mask.shape[1], num])
+        logs = tf.where(self._mask[:, :, None], logs, tf.zeros_like(logs))
+        weights = tf.math.log_softmax(self._values.logits_parameter())
+        return tf.reduce_logsumexp(weights + tf.reduce_sum(logs, axis=1), axis=1)
+
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
+        first, second = tfp.random.split_seed(tfp.random.sanitize_seed(seed), n=2)
+        persons = tf.shape(self._mask)
+        place = self._values.sample([n, persons[0]], seed=first)
+        drawn = self._rows.sample(n, seed=second)
+        num = self._rows.batch_shape[1]
+        event = self._rows.event_shape_tensor()
+        drawn = tf.reshape(drawn, tf.concat([[n], persons, [num], event], axis=0))
+        place = tf.broadcast_to(place[:, :, None], tf.concat([[n], persons], axis=0))
+        return tf.gather(drawn, place, axis=3, batch_dims=3)
+
+
+class _UnitNormal(UnitLatent):
+    """See `unit_normal`."""
+
+    def __init__(
+        self, loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor, *, name: str = "UnitNormal"
+    ) -> None:
+        parameters = dict(locals())
+        self._scale = scale
+        self._unit_scale = unit_scale
+        self._row = tfd.Normal(loc, tf.sqrt(tf.square(scale) + tf.square(unit_scale)))
+        super().__init__(self._row, parameters, name)
+
+    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
+        return self._row.log_prob(value)
+
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
+        return self._row.sample(n, seed=seed)
+
+    def _mean(self) -> tf.Tensor:
+        return self._row.mean()
+
+    def _variance(self) -> tf.Tensor:
+        return self._row.variance()
+
+    def _stddev(self) -> tf.Tensor:
+        return self._row.stddev()
+
+    def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
+        return _NormalOfUnits(self._row, mask, self._scale, self._unit_scale)
+
+
+class _NormalOfUnits(_OfUnits):
+    """Normal outcomes with the covariance `scale^2 I + unit_scale^2` within a person."""
+
+    def __init__(
+        self,
+        row: tfd.Normal,
+        mask: tf.Tensor,
+        scale: tf.Tensor,
+        unit_scale: tf.Tensor,
+        *,
+        name: str = "NormalOfUnits",
+    ) -> None:
+        parameters = dict(locals())
+        self._loc = row.loc
+        self._scale = tf.convert_to_tensor(scale)
+        self._unit_scale = tf.convert_to_tensor(unit_scale)
+        super().__init__(row, mask, parameters, name)
+
+    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
+        away = value - tf.reshape(self._loc, tf.shape(self._mask))
+        away = tf.where(self._mask, away, tf.zeros_like(away))
+        num = tf.reduce_sum(tf.cast(self._mask, away.dtype), axis=1)
+        within = tf.square(self._scale)
+        between = tf.square(self._unit_scale)
+        whole = within + num * between
+        mean = tf.math.divide_no_nan(tf.reduce_sum(away, axis=1), num)
+        # Within and between persons apart: a difference of squares would lose digits.
+        rest = tf.where(self._mask, away - mean[:, None], tf.zeros_like(away))
+        square = tf.reduce_sum(tf.square(rest), axis=1) / within + num * tf.square(mean) / whole
+        logs = num * math.log(2.0 * math.pi) + tf.math.log(whole)
+        logs += (num - 1.0) * tf.math.log(within)
+        return -0.5 * (square + logs)
+
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
+        first, second = tfp.random.split_seed(tfp.random.sanitize_seed(seed), n=2)
+        shape = tf.concat([[n], tf.shape(self._mask)], axis=0)
+        dtype = self._loc.dtype
+        person = tf.random.stateless_normal(shape[:2], first, dtype=dtype)[:, :, None]
+        row = tf.random.stateless_normal(shape, second, dtype=dtype)
+        loc = tf.reshape(self._loc, tf.shape(self._mask))
+        return loc + self._unit_scale * person + self._scale * row
 
 
 class Variational(Derived):

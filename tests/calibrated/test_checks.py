@@ -44,8 +44,8 @@ def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, 
 
 def test_a_shift_warns_if_it_is_large_and_no_chance():
     large = np.array([0.9, np.nan, -3.0])
-    assert checks(shift=large, shift_z=np.array([9.0, np.nan, -4.0])).warnings == []
-    (sentence,) = checks(shift=large, shift_z=np.array([9.0, np.nan, -4.5])).warnings
+    assert checks(shift=large, shift_z=np.array([9.0, np.nan, -2.9])).warnings == []
+    (sentence,) = checks(shift=large, shift_z=np.array([9.0, np.nan, -3.0])).warnings
     assert "the estimate of sigma is 3 posterior standard deviations from" in sentence
 
 

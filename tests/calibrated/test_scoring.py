@@ -16,7 +16,9 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import audit
 from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.calibrated.centred import WIDER
 from tfp_dpvi.calibrated.mixture import LinearLikelihood
+from tfp_dpvi.calibrated.ranks import OutcomeRanks
 from tfp_dpvi.gradients import StepSpec
 from tfp_dpvi.optimizers import ScoringOptimizer
 
@@ -117,24 +119,22 @@ def sums_of_batch(name):
 def check_record_bounds(each, what):
     """What contract 3 states of each record, and zeros of those that do not count."""
     slack = 1.0 + 1e-5
-    psi, rows, scale, lack_of_fit, ranks = (
-        np.asarray(part, np.float64)
-        for part in (
-            each.gradients[0],
-            each.extra["rows"],
-            each.extra["scale"],
-            each.extra["lack_of_fit"],
-            each.extra["ranks"],
-        )
+    psi = np.asarray(each.gradients[0], np.float64)
+    rows, scale, lack_of_fit, ranks, wider = (
+        np.asarray(each.extra[name], np.float64)
+        for name in ("rows", "scale", "lack_of_fit", "ranks", "wider")
     )
     assert np.linalg.norm(psi, axis=1).max() <= slack, what
     assert np.sum(rows**2, axis=(1, 2)).max() <= slack, what
     assert scale.min() >= 0.0, what
     assert scale.max() <= 3.0 * slack, what
     assert np.abs(lack_of_fit).max() <= slack, what
-    assert np.sum(ranks**2, axis=1).max() <= slack, what
+    if ranks.shape[1]:  # None where outcomes are enumerated.
+        stated = OutcomeRanks(4, ranks.shape[1] // 5).sensitivity.add_or_remove
+        assert np.linalg.norm(ranks, axis=1).max() <= stated * slack, what
+    assert np.linalg.norm(wider, axis=1).max() <= WIDER * slack, what
     dropped = ~each.kept.numpy()
-    for part in (psi, rows, scale, lack_of_fit, ranks, each.losses.numpy()):
+    for part in (psi, rows, scale, lack_of_fit, ranks, wider, each.losses.numpy()):
         assert np.isfinite(part).all(), what
         np.testing.assert_array_equal(part[dropped], 0.0, err_msg=what)
 
@@ -665,7 +665,7 @@ def fitted():
 def test_a_fit_needs_no_settings(fitted):
     """Full batches at half of the budget, and a posterior that holds the truth."""
     assert spent(fitted) == 160
-    assert fitted.privacy_plan.metrics == ("curvature", "scale", "lack_of_fit", "ranks")
+    assert fitted.privacy_plan.metrics == ("curvature", "scale", "lack_of_fit", "ranks", "wider")
     draws = fitted.posterior_sample(4000, seed=0)
     for name, truth in (("w", [0.7, -0.3]), ("s", 0.5)):
         away = (np.mean(draws[name], axis=0) - truth) / np.std(draws[name], axis=0)

@@ -88,5 +88,5 @@ def test_a_wrong_tail_is_seen_that_a_scale_absorbs(model):
 
 
 def test_it_is_released_where_noise_does_not_hide_it():
-    assert is_worth(5, 5000)
-    assert not is_worth(5, 4999)
+    assert is_worth(5, 1000)
+    assert not is_worth(5, 999)

@@ -60,9 +60,14 @@ class Grid:
 def node(number, name, worker, *, fails=lambda task: False, silent=lambda task: False):
     """A node with the library's ClientApp; `fails` answers with Flower's error, `silent` with nothing."""
 
-    def handed(message):
+    latest = {}
+
+    def handed(message):  # As a hospital, which repeats a reply that the server waits for.
         task = Task.from_bytes(message, TERMS)
-        return answer(task, worker.refine(task))
+        if not latest.keys() & {task.request, *task.unanswered}:
+            latest.clear()
+            latest[task.request] = answer(task, worker.refine(task))
+        return next(iter(latest.values()))
 
     app = client_app(lambda context: (name, handed))
     context = Context(run_id=1, node_id=number, node_config={}, state=RecordDict(), run_config={})
@@ -128,6 +133,79 @@ def test_an_outage_that_every_node_reports_at_once_does_not_use_up_the_rounds():
         {n: node(n, f"h{n}", one, **down) for n, one in enumerate(made, 1)}, rounds=5, pause=0.1
     )
     assert server.history[-1].hospitals == ("h1", "h2", "h3")
+
+
+class SlowGrid(Grid):
+    """A grid whose node 3 is slower than the timeout."""
+
+    def __init__(self, nodes, seconds):
+        super().__init__(nodes)
+        self.seconds, self.ready = seconds, {}
+
+    def push_messages(self, messages):
+        identities = super().push_messages(messages)
+        for identity, message in zip(identities, messages, strict=True):
+            if message.metadata.dst_node_id == 3 and message.metadata.message_type == "train":
+                self.ready[identity] = time.monotonic() + self.seconds
+        return identities
+
+    def pull_messages(self, message_ids):
+        now = time.monotonic()
+        return super().pull_messages([one for one in message_ids if self.ready.get(one, 0.0) < now])
+
+
+def test_a_node_that_is_slower_than_the_timeout_is_taken_later():
+    made, _ = workers()
+    server = Server(TERMS, [], Synchronous(rounds=4, damping=0.5))
+    nodes = {n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)}
+    run = FlowerRun(
+        SlowGrid(nodes, 0.3), server, roster="trust_on_first_use", timeout=0.2, poll=0.01
+    )
+    run.wait_for(3, at_most=20.0)
+    run.play()
+    assert any("h3" in update.hospitals for update in server.history)
+    assert server.factors["h3"].precision.any()
+    assert server.refused == []
+
+
+def test_a_server_that_is_killed_continues_in_another_run(tmp_path):
+    """The nodes are there all the time, and the new run sends what was under way again."""
+    made, precision = workers()
+    nodes = {n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)}
+    server = Server(TERMS, [], Synchronous(rounds=3, damping=1.0), folder=tmp_path)
+    settings = {"roster": "trust_on_first_use", "poll": 0.001, "pause": 0.01}
+    run = FlowerRun(Grid(nodes), server, **settings)
+    run.wait_for(3, at_most=20.0)
+    with pytest.raises(KeyboardInterrupt):
+        run.play(lambda server: (_ for _ in ()).throw(KeyboardInterrupt))
+    again = Server.load(tmp_path, TERMS)
+    assert len(again.history) == 1
+    run = FlowerRun(Grid(nodes), again, **settings)
+    run.wait_for(3, at_most=20.0)
+    run.play()
+    assert len(again.history) == 3
+    np.testing.assert_allclose(again.posterior.precision, precision, rtol=1e-9)
+
+
+def test_why_a_hospital_refuses_reaches_the_server():
+    """Of a study with other terms, in a sentence that names them."""
+    other = StudyTerms("on Flower", prior_of(3, full_rank=True), local_steps=7)
+
+    def refusing(context):
+        return "h1", lambda message: Task.from_bytes(message, other)
+
+    app = client_app(refusing)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+
+    def run(message):
+        reply = app(message, context)
+        reply.metadata._src_node_id = 1
+        return reply
+
+    server = play({1: run}, rounds=2)
+    assert len(server.refused) == 2
+    assert "h1: it refuses the task: study=" in server.refused[0]
+    assert "another local_steps; agree on one file of terms" in server.refused[0]
 
 
 def test_nobody_takes_another_name():

@@ -1,5 +1,6 @@
 """A hospital: one trace, one calibration and one ledger entry over its rounds; its budget is its own; replay on neighbours."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -107,13 +108,13 @@ def test_what_a_hospital_allows_is_its_own_and_it_declines_before_any_work(
     monkeypatch.setattr(refiner, "refine", lambda *args: pytest.fail("work was done"))
     reply = Reply.from_bytes(one.answer(task_of(study, "s", 1).to_bytes()), study.terms)
     assert reply.change is None
-    assert "all 1 rounds that it allows are charged" in reply.reason
+    assert reply.reason == "a allows 1 rounds: all of them are charged."
     assert one.ledger.num_releases == 3
     assert one.rounds_left == 0
     server = Server(study.terms, ["a"], Synchronous(rounds=5))
     (task,) = server.due()
     assert server.receive("a", one.answer(task.to_bytes()))
-    assert "rounds that it allows" in server.retired["a"]
+    assert "all of them are charged" in server.retired["a"]
     assert server.finished
 
 
@@ -123,8 +124,8 @@ def test_a_ledger_that_others_have_spent_is_respected(study, refiner):
     one.ledger.reserve(other, 30)
     reply = Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms)
     assert reply.change is None
-    assert "does not allow" in reply.reason
-    assert reply.epsilon == pytest.approx(one.ledger.epsilon(1e-5))
+    assert reply.reason == "a allows 3 rounds: the budget does not allow another one."
+    assert (reply.epsilon, reply.rounds_left) == (0.0, 0)
     assert one.ledger.num_releases == 30
 
 
@@ -321,12 +322,16 @@ def test_a_seeded_local_fit_is_that_of_a_model_which_inherited(family, clipping)
 
 
 @pytest.mark.parametrize(
-    ("family", "clipping"),
-    [("mean_field", "paired"), pytest.param("full_rank", "flat", marks=pytest.mark.slow)],
+    ("family", "clipping", "optimizer"),
+    [
+        ("mean_field", "paired", adam(clip=0.3)),
+        ("mean_field", "flat", dpvi.optimizers.InformationOptimizer(l2_norm_clip=0.3)),
+        pytest.param("full_rank", "flat", adam(clip=0.3), marks=pytest.mark.slow),
+    ],
 )
-def test_neighbours_inside_the_worker(family, clipping):
+def test_neighbours_inside_the_worker(family, clipping, optimizer):
     """C3: a record removed and replaced moves a local step's sum by at most C and 2C, at any cavity."""
-    refiner = Refiner(Study(prior(), likelihood, adam(clip=0.3), family=family, clipping=clipping))
+    refiner = Refiner(Study(prior(), likelihood, optimizer, family=family, clipping=clipping))
     (x, y), (other_x, other_y) = records(6, seed=1), records(6, seed=2)
     data = refiner.data(x, y, None)
     gradient = refiner.mechanism(data, dpvi.privacy.NeighboringRelation.ADD_OR_REMOVE_ONE).gradient
@@ -591,3 +596,81 @@ def test_a_hospital_that_comes_back_secure_keeps_its_noise_and_its_rounds(study,
     after.answer(task_of(study, "s").to_bytes())
     assert [entry.plan.randomness for entry in ledger.entries] == ["", "secure"]
     assert after.rounds_left == before.rounds_left == 1
+
+
+# ------------------------------------------------------------------------------------------ what is said
+
+
+def test_the_consortium_hears_nothing_of_other_projects(study, refiner):
+    """Epsilon and reasons are those of this study; the hospital's own report covers everything."""
+    alone, beside = hospital(study, refiner), hospital(study, refiner)
+    beside.ledger.reserve(beside._plan.replace(noise_multiplier=60.0, purpose="else"), 30)
+    replies = [
+        Reply.from_bytes(one.answer(task_of(study).to_bytes()), study.terms)
+        for one in (alone, beside)
+    ]
+    assert replies[0].epsilon == replies[1].epsilon == alone.spent_here
+    assert beside.spent > beside.spent_here
+    assert alone.spent == pytest.approx(alone.spent_here, rel=1e-3)
+
+
+def test_rounds_left_are_those_that_the_budget_allows(study, refiner):
+    """After a restart with more rounds than the noise was calibrated for."""
+    ledger = dpvi.PrivacyLedger()
+    first = hospital(study, refiner, rounds=4, ledger=ledger)
+    first.answer(task_of(study, "r").to_bytes())
+    again = hospital(study, refiner, rounds=40, ledger=ledger)
+    assert again.rounds_left == 3
+    reply = Reply.from_bytes(again.answer(task_of(study, "s", 1).to_bytes()), study.terms)
+    assert reply.rounds_left == again.rounds_left == 2
+
+
+def test_a_ledger_that_fails_is_a_refusal(study, refiner, tmp_path):
+    """The worker lives on, and the sentence names no path."""
+    ledger = dpvi.PrivacyLedger(tmp_path / "ledger")
+    one = hospital(study, refiner, ledger=ledger)
+    (tmp_path / "ledger").unlink()
+    with pytest.raises(MessageError, match="the ledger of a cannot be used") as error:
+        one.answer(task_of(study).to_bytes())
+    assert str(tmp_path) not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "says"),
+    [(1, "a allows 1 rounds and the study has 3: it leaves"), (9, "for more rounds")],
+)
+def test_rounds_of_server_and_hospital_are_compared(study, refiner, caplog, rounds, says):
+    """At the first reply, and at the end in the caveats where the hospital leaves early."""
+    one, server = hospital(study, refiner, rounds=rounds), Server(study.terms, "ab", Synchronous(3))
+    for task in server.due():
+        if task.hospital == "a":
+            server.receive("a", one.answer(task.to_bytes()))
+            break
+    assert says in caplog.text
+    assert any("a allows 0 further rounds of 2" in one for one in server.caveats) == (rounds == 1)
+
+
+# ------------------------------------------------------------------------------------------ what is repeated
+
+
+def test_a_reply_that_the_server_still_waits_for_answers_the_next_task(study, refiner):
+    """A hospital that was too slow pays once: the next task names the request that is unanswered."""
+    one = hospital(study, refiner)
+    first = one.answer(task_of(study, "r").to_bytes())
+    second = dataclasses.replace(task_of(study, "s", 1), unanswered=("q", "r"))
+    assert one.answer(second.to_bytes()) == first
+    assert one.ledger.num_releases == 3
+    assert one.answer(task_of(study, "t", 2).to_bytes()) != first
+
+
+def test_a_hospital_that_is_killed_repeats_the_reply_that_it_has_paid_for(study, refiner, tmp_path):
+    ledger = dpvi.PrivacyLedger(tmp_path / "ledger")
+    settings = {"ledger": ledger, "last_reply": tmp_path / "reply"}
+    first = hospital(study, refiner, **settings).answer(task_of(study, "r").to_bytes())
+    again = hospital(study, refiner, **settings)
+    assert again.answer(task_of(study, "r").to_bytes()) == first
+    assert (ledger.num_releases, again.rounds_left) == (3, 2)
+    assert again.answer(task_of(study, "s", 1).to_bytes()) != first
+    other = Study(prior(), likelihood, adam(), local_steps=4)
+    assert Hospital(other, *records(), name="a", epsilon=1.0, **settings)._last == {}
+    ledger.close()

@@ -129,10 +129,10 @@ def test_stale_and_duplicate_replies_count_once():
     assert server.receive("a", answer(a, change))
     assert not server.receive("a", answer(a, change))
     assert server.receive("b", answer(b, ONE))
-    np.testing.assert_allclose(server.factors["a"].precision, 0.2 * np.eye(3))
+    np.testing.assert_allclose(server.factors["a"].precision, 0.3 * np.eye(3))
     server.due()
     assert not server.receive("a", answer(a, change)), "of the last round"
-    np.testing.assert_allclose(server.factors["a"].precision, 0.2 * np.eye(3))
+    np.testing.assert_allclose(server.factors["a"].precision, 0.3 * np.eye(3))
 
 
 def test_a_valid_change_beyond_the_public_cap_is_refused():

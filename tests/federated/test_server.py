@@ -196,7 +196,7 @@ def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that
         assert server.receive("quick", answer(quick, one))
         quick = next(task for task in server.due() if task.hospital == "quick")
     assert quick.number == 8
-    (slow,) = [request for request, hospital in server._open.items() if hospital == "slow"]
+    slow = server._open["slow"]
     assert server.receive("quick", answer(quick, one))
     server.give_up(slow)
     assert server.finished  # At the end nobody waits for its other rounds.

@@ -3,59 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
+from support.regressions import COLUMNS, FORMULA, OUTCOMES, SLOPES, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
+from tfp_dpvi.data import Schema
 
 pytest.importorskip("formulae")
-
-NUM = 2000
-FORMULA = "y ~ age + income + sex + ward"
-COLUMNS = {
-    "age": Integer(18, 90, unit="years"),
-    "income": Continuous(1000.0, 300000.0, typical=(45000.0, 30000.0), unit="dollars"),
-    "ward": Categorical(["A", "B", "C"]),
-    "sex": Binary(),
-}
-SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
-WORDS = ["no", "low", "high"]
-OUTCOMES = {
-    "normal": Continuous(-50000.0, 150000.0),
-    "bernoulli": Binary(),
-    "poisson": Integer(0, 300, typical=(3.0, 3.0)),
-    "negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
-    "categorical": Categorical(WORDS),
-    "ordinal": Categorical(WORDS),
-}
-
-
-def simulated(family, seed=1):
-    """Records of a right model: uncentred, in dollars, with a level that one in 20 has."""
-    rng = np.random.default_rng(seed)
-    data = {
-        "age": np.round(np.clip(rng.normal(52.0, 14.0, NUM), 18.0, 90.0)),
-        "income": np.clip(rng.lognormal(10.6, 0.6, NUM), 1000.0, 300000.0),
-        "ward": rng.choice(["A", "B", "C"], NUM, p=[0.75, 0.2, 0.05]),
-        "sex": rng.integers(0, 2, NUM),
-    }
-    shift = pd.Series(data["ward"]).map({"A": 0.0, "B": 0.4, "C": -0.6}).to_numpy()
-    score = 0.02 * (data["age"] - 50.0) + 8e-6 * (data["income"] - 45000.0)
-    score += 0.3 * data["sex"] + shift
-    mean = np.exp(0.5 + score)
-    data["y"] = {
-        "normal": lambda: 30000.0 + 8000.0 * score + 9000.0 * rng.normal(size=NUM),
-        "bernoulli": lambda: (rng.random(NUM) < 1.0 / (1.0 + np.exp(-score))).astype(int),
-        "poisson": lambda: rng.poisson(mean),
-        "negative_binomial": lambda: rng.poisson(rng.gamma(1.0, mean)),
-        "categorical": lambda: np.array(WORDS)[
-            (np.stack([0.0 * score, score, -score], axis=1) + rng.gumbel(size=(NUM, 3))).argmax(1)
-        ],
-        "ordinal": lambda: np.array(WORDS)[
-            np.digitize(score + rng.logistic(size=NUM), [-0.5, 1.0])
-        ],
-    }[family]()
-    return data
 
 
 def fit(family, **settings):

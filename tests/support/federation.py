@@ -79,7 +79,7 @@ def federation(
 class NoisyWorker:
     """A private hospital of a logistic regression, written out in NumPy: clip, noise, Adam, mean-field. Seeded: for tests alone."""
 
-    def __init__(self, x, y, *, noise, rng, bound, clip=2.0, steps=20, rate=0.05):
+    def __init__(self, x, y, *, noise, rng, bound, clip=2.0, steps=10, rate=0.05):
         self.x, self.y, self.noise, self.rng, self.bound = x, y, noise, rng, bound
         self.clip, self.steps, self.rate = clip, steps, rate
 
@@ -108,7 +108,7 @@ class NoisyWorker:
 
 
 def private_study(
-    schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False
+    schedule, *, num_hospitals=5, num=2000, width=4, epsilon=1.0, seed=0, by_label=False, steps=10
 ):
     """Runs private hospitals in NumPy; returns the server and the mean test log-likelihood after each update."""
     rng = np.random.default_rng(seed)
@@ -122,11 +122,12 @@ def private_study(
             num_hospitals - 1 - where // 2,
         )
     plan = PrivacyPlan.calibrate(
-        epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=20 * schedule.rounds
+        epsilon=epsilon, delta=1e-5, sampling=FullBatch(), num_releases=steps * schedule.rounds
     )
     terms = StudyTerms("private", prior_of(width, full_rank=False))
     settings = {
         "noise": plan.noise_multiplier,
+        "steps": steps,
         "rng": rng,
         "bound": np.sqrt(2.0) * terms.prior.stddev,
     }
@@ -145,3 +146,44 @@ def private_study(
         )
 
     return server, [log_likelihood(round.posterior) for round in server.history]
+
+
+class ScoringWorker(NoisyWorker):
+    """The same hospital with scoring steps instead of Adam's: `tfp_dpvi.federated.scoring` written out in NumPy."""
+
+    def refine(self, task):
+        q, cavity, num = task.posterior, task.cavity, len(self.x)
+        own, noise = q.precision - cavity.precision, (self.noise * self.clip) ** 2
+        known = np.where(own > 0.0, task.number, 0.0)
+        expected = (0.25 * num * self.clip**2 / q.num + known * np.maximum(own, 0.0)) / (known + 1)
+        slope, weight, mean, score = expected, 1.0 + known, q.mean, np.zeros(q.num)
+        floor = 2.0 / self.bound**2
+
+        def total():
+            information = np.maximum(slope, 0.1 * expected)
+            return information, np.maximum(cavity.precision + information, 0.51 * floor)
+
+        for step in range(1, self.steps + 1):
+            information, precision = total()
+            sd, eta = 1.0 / np.sqrt(precision), self.rng.normal(size=q.num)
+            logits = self.x @ (mean + sd * eta)
+            gradients = (self.y - 1.0 / (1.0 + np.exp(-logits)))[:, None] * self.x
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            seen = (gradients * np.minimum(1.0, self.clip / np.maximum(norms, 1e-30))).sum(0)
+            seen = seen + self.rng.normal(scale=self.noise * self.clip, size=q.num)
+            gain = np.maximum(
+                2.0 / (step + 1), np.minimum(information / (information + noise), 0.2)
+            )
+            at_mean = seen + information * sd * eta
+            if step > 1:
+                trust = expected**2 / (2.0 * noise * precision + 4.0 * information**2)
+                weight = weight + trust * eta**2
+                slope = slope + trust / weight * (-(seen - score) * eta / sd - slope * eta**2)
+                score = score + gain * (at_mean - score)
+            else:
+                score = at_mean
+            pull = at_mean - cavity.precision * mean + cavity.shift
+            move = np.clip(gain * pull / precision, -1.0 / np.sqrt(floor), 1.0 / np.sqrt(floor))
+            mean, score = mean + move, score - information * move
+        _, precision = total()
+        return Factor(mean * precision, precision) / q

@@ -235,6 +235,10 @@ def lower_bound(
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
     num = num_rows(x)
+    if "unit_ids" in settings:
+        raise ValueError(
+            "unit_ids: lower_bound adds canaries of single rows; use audit.replay for persons."
+        )
     whole: dict[str, Any] = {"num_records": num, **settings}
     whole = {"batch_size": whole["num_records"], **whole}
     key = new_key(seed)

@@ -27,8 +27,8 @@ from tfp_dpvi.sampling.base import Body, Carry
 from tfp_dpvi.training import Mechanism, initial_state
 from tfp_dpvi.training.step import make_steps
 
-Setting: TypeAlias = int | float | str | None
-"""An argument of `make_data`, such as `batch_size` or `sampling`."""
+Setting: TypeAlias = Any
+"""An argument of `make_data`, such as `batch_size`, `sampling` or `unit_ids`."""
 
 # Released numbers that are kept on the device in a call.
 _MOST_VALUES = 2**23
@@ -174,6 +174,7 @@ class ObservedStep:
         self.model = model
         self.num_rows = data.sampler.num_available
         self.tensors = data.tensors
+        self.grouping = data.records.units
         self._compile(model)
 
     def _compile(self, model: DPModel) -> None:

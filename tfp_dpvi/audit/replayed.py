@@ -11,6 +11,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.audit.canaries import convert_rows
 from tfp_dpvi.audit.observed import ObservedStep, Part, Setting, num_rows
+from tfp_dpvi.data import Units
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import Sensitivity
 from tfp_dpvi.training import new_key
@@ -162,7 +164,8 @@ def replay(
       num_steps: The number of steps for each pair, with draws of their own.
       seed: The seed of the draws; None for fresh ones.
       **settings: Arguments of `model.make_data`, such as `batch_size`. By default a step takes all
-        records, so that none is missed.
+        records, so that none is missed. With `unit_ids` and `max_rows_per_unit` a record is a
+        person: all rows of a person are removed or replaced, in whichever records they are.
 
     Returns:
       The largest differences, with `holds` and a plain-text form.
@@ -173,9 +176,14 @@ def replay(
     """
     check.count("num_steps", num_steps, 1)
     num = num_rows(x)
+    if neighbours is not None and "unit_ids" in settings:
+        raise ValueError(
+            "neighbours with unit_ids: leave them out; persons of extreme rows are tried."
+        )
     step = ObservedStep(
         model, x, y, sample_weight, num_steps=None, **{"batch_size": num, **settings}
     )
+    num = step.num_rows
     records = tf.nest.map_structure(lambda part: part.numpy(), step.tensors)
     if neighbours is None:
         rows = _extremes(records)
@@ -194,7 +202,7 @@ def replay(
     places = sorted({0, num // 2, num - 1}) if at is None else at
     largest = _Largest(step.parts, step.mechanism.sensitivity)
     for place in places:
-        keep = np.arange(num) != place
+        keep = ~_of_same_person(step.grouping, settings.get("unit_ids"), num, place)
         removed = runs(records, keep)
         largest.compare(full, removed, None, (place, -1))
         for row in range(len(tf.nest.flatten(rows)[0])):
@@ -203,6 +211,15 @@ def replay(
     size = full[0].shape[1]
     allowance = rounding(step.dtype, num, size) * step.mechanism.sensitivity.add_or_remove
     return largest.result(allowance, runs.names)
+
+
+def _of_same_person(units: Units | None, unit_ids: Identifiers, num: int, place: int) -> np.ndarray:
+    """Returns which records hold a row of the person of one of them, by the identifiers alone."""
+    if units is None:
+        return np.arange(num) == place
+    own = list(unit_ids)[units.places[place, 0]]
+    is_own = np.array([each == own for each in unit_ids])
+    return (is_own[units.places] & units.mask).any(axis=1)
 
 
 class _Runs:

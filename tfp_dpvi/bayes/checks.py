@@ -11,6 +11,7 @@ from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
 from tfp_dpvi.bayes.predictive import has_classes, mean_of
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of
+from tfp_dpvi.local import UnitLatent
 
 # The number of records that a likelihood is traced on: 1 would hide a shape that broadcasts.
 _NUM = 3
@@ -101,6 +102,36 @@ def check_no_locals(prior: tfd.Distribution, records: Records) -> None:
                 "only its own record informs it. Sum it out or fit it in the likelihood with "
                 "dpvi.local."
             )
+
+
+def check_units(model: BayesianModel, records: Records) -> None:
+    """Checks that a likelihood whose rows share a latent of their person gets persons.
+
+    Args:
+      model: Prior and likelihood.
+      records: The records, of which only shapes and dtypes are read.
+
+    Raises:
+      ValueError: It gets rows, which would be taken for persons of one row.
+    """
+    if records.person is not None or records.y is None:
+        return
+    found: list[bool] = []
+
+    def probe(x: Structure) -> tf.Tensor:
+        params = model.prior.sample(seed=tf.constant([0, 0]))
+        found.append(isinstance(model.distribution_at(params, x), UnitLatent))
+        return tf.zeros([])
+
+    try:
+        tf.function(probe, autograph=False).get_concrete_function(specs_of(records, _NUM)[0])
+    except LIKELIHOOD_ERRORS:  # `check_likelihood` says what is wrong.
+        return
+    if found[-1]:
+        raise ValueError(
+            "unit_ids is missing: the likelihood has a latent that all rows of a person share "
+            "(dpvi.local.unit_...). Pass unit_ids and max_rows_per_unit."
+        )
 
 
 def check_labels(model: BayesianModel, records: Records) -> None:

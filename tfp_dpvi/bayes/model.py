@@ -11,6 +11,8 @@ import numpy as np
 
 from tfp_dpvi import surrogates
 from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi.bayes.units import flat_rows, unit_distribution
+from tfp_dpvi.data import UnitRows
 
 LIKELIHOOD_ERRORS = (
     TypeError,
@@ -75,10 +77,13 @@ class BayesianModel:
         Args:
           params: One value of the prior's structure.
           x: A batch of records; ignored by a model of whole records, whose distribution is of one.
+            Of persons with several rows, a `UnitRows`; outcomes are then of whole persons.
 
         Raises:
           TypeError: The likelihood returned something else.
         """
+        if isinstance(x, UnitRows):
+            return unit_distribution(self.distribution_at(params, flat_rows(x)), x)
         distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
         if not isinstance(distribution, tfd.Distribution):
             raise TypeError(

@@ -19,7 +19,7 @@ from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribu
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
-from tfp_dpvi.data import Records, make_records
+from tfp_dpvi.data import Records, UnitRows, make_records
 from tfp_dpvi.data.shapes import specs_of, zeros_like
 from tfp_dpvi.training import Mechanism
 
@@ -88,10 +88,14 @@ class CentredFit:
         if self._model.generative:
             # Only their number is read.
             return zeros_like(records.x, num)
+        if public_inputs is None and isinstance(records.x, UnitRows):
+            return _standard_persons(records.x, num)
         if public_inputs is None:
             generator = np.random.default_rng(0)
             return tf.nest.map_structure(lambda part: _standard(part, num, generator), records.x)
-        inputs = make_records(public_inputs, None, None, dtype=self._model.dtype, validate=True).x
+        inputs = public_inputs
+        if not isinstance(inputs, UnitRows):
+            inputs = make_records(inputs, None, None, dtype=self._model.dtype, validate=True).x
         wanted, got = (
             tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
             for each in (records.x, inputs)
@@ -145,6 +149,15 @@ class CentredFit:
         for sentence in () if posterior is None else posterior.checks.warnings:
             LOG.warning("Do not trust the posterior's intervals: %s.", sentence)
         return posterior
+
+
+def _standard_persons(x: UnitRows, num: int) -> UnitRows:
+    """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on."""
+    generator = np.random.default_rng(0)
+    rows = tf.nest.map_structure(lambda part: _standard(part, num, generator), x.rows)
+    most = x.mask.shape[1]
+    sizes = generator.permutation(np.arange(num) % most) + 1
+    return UnitRows(rows, np.arange(most) < sizes[:, None])
 
 
 def _standard(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:

@@ -23,7 +23,7 @@ LEAST_HALVES = 0.001
 LEAST_RANKS = 1e-4
 # Of posterior standard deviations, and the probability that chance is the reason.
 MOST_SHIFT = 1.0
-LEAST_SHIFT = 1e-4
+LEAST_SHIFT = 0.01
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -65,8 +65,8 @@ class Checks:
       lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
         NaN for the paired clip.
       lack_of_fit_z: The same in standard deviations, of noise, outcomes and parameters.
-      ranks: p-value of the ranks of outcomes' densities among twins, which are uneven if tails or
-        peak of the likelihood are wrong; NaN without twins.
+      ranks: p-value of the ranks of outcomes and their densities among twins, which are uneven if
+        tails, peak or symmetry of the likelihood are wrong; NaN without twins.
     """
 
     distance: float

@@ -11,6 +11,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, map_apart, tf, tfd
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
+from tfp_dpvi.bayes.units import row_distribution
 from tfp_dpvi.calibrated.clip import curvature_releases, paired
 from tfp_dpvi.calibrated.requirements import CannotPairError, check_rows
 from tfp_dpvi.calibrated.twins import simulate_twins
@@ -245,7 +246,7 @@ class Pairing:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(parts)
                 distribution = self._model.distribution_at(self.coordinates.constrain(parts), x)
-                self.is_bound = isinstance(distribution, Variational)
+                self.is_bound = isinstance(row_distribution(distribution), Variational)
                 observed = as_event(x if y is None else y, distribution)
                 log_prob = distribution.log_prob(observed)
             gradient = tape.gradient(log_prob, parts)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import Structure, tf, tfd, tfp
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
 from tfp_dpvi.calibrated import curvature
@@ -36,6 +36,8 @@ LOG = logging.getLogger("tfp_dpvi")
 # Raised for arrays that are not finite or not of full rank.
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
 
+# Numbers of all components for one draw, up to which all are drawn.
+MOST_AT_ONCE = 50_000
 _NUM_PLACES = 64
 _PAIRS_A_COORDINATE = 5
 # Pairs that show the curvature's shape, at places of the path: many, since few inform a group.
@@ -118,6 +120,25 @@ class Calibrated:
         )
 
 
+class _Kernels(tfd.MixtureSameFamily):
+    """Normal components of which each draw takes one.
+
+    TFP's own mixture draws from all of them each time: gigabytes for the kernels of many levels.
+    """
+
+    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
+        parts = self.components_distribution
+        for_picks, for_normals = tfp.random.split_seed(seed)
+        picks = self.mixture_distribution.sample(n, seed=for_picks)
+        locs, factors = parts.loc, parts.scale.to_dense()
+        normals = tf.random.stateless_normal(
+            tf.stack([n, tf.shape(locs)[-1]]), for_normals, dtype=locs.dtype
+        )
+        if factors.shape[0] == 1:
+            return tf.gather(locs, picks) + tf.linalg.matmul(normals, factors[0], transpose_b=True)
+        return tf.gather(locs, picks) + tf.linalg.matvec(tf.gather(factors, picks), normals)
+
+
 def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
     """Returns a mixture as a TFP distribution over the prior's structure.
 
@@ -128,7 +149,8 @@ def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Dist
     dtype = coordinates.dtype.as_numpy_dtype
     parts = tfd.MultivariateNormalTriL(mixture.locs.astype(dtype), mixture.scales.astype(dtype))
     weights = tfd.Categorical(logits=np.zeros(len(mixture.locs), dtype))
-    mixed: Any = tfd.MixtureSameFamily(weights, parts)
+    kind = _Kernels if mixture.locs.size > MOST_AT_ONCE else tfd.MixtureSameFamily
+    mixed: Any = kind(weights, parts)
     return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
 
 

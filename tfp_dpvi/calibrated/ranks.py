@@ -1,8 +1,9 @@
 """Ranks of records' outcomes among their twins: whether the likelihood has the right shape.
 
 If the model is right, the density of a record's outcome has a uniform rank among those of its
-twins, for every distribution of x. Heavier tails put records first, and a sharper peak last. What a
-fitted scale absorbs of the lack of fit, ranks still show.
+twins, for every distribution of x. Heavier tails put records first, and a sharper peak last. So has
+an outcome that is a number, which skewed outcomes have not. What a fitted scale absorbs of the lack
+of fit, ranks still show.
 """
 
 from __future__ import annotations
@@ -13,28 +14,35 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.calibrated.centred import SCALAR_NOISE, extra_of
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS, in_block
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.privacy import Sensitivity
 
-# Relative to a log density and 1, what rounding may do.
+# What rounding may do, relatively.
 _TIE = 1e-5
 
 
-def centred_ranks(logs: tf.Tensor) -> tf.Tensor:
+def num_orders(likelihood: tfd.Distribution) -> int:
+    """Returns by how many orders outcomes are ranked: density and, of numbers, their own."""
+    shape = likelihood.event_shape
+    return 2 if isinstance(shape, tf.TensorShape) and shape.rank == 0 else 1
+
+
+def centred_ranks(values: tf.Tensor, unit: float) -> tf.Tensor:
     """Returns 1 at the rank of each outcome and else 0, less the mean 1 / J, shape [n, J, J].
 
-    Outcomes of equal density, but for rounding, share their ranks.
+    Outcomes of equal values, but for rounding, share their ranks.
 
     Args:
-      logs: Log densities of J outcomes of each record, shape [n, J].
+      values: Values of J outcomes of each record, shape [n, J].
+      unit: Values below it are rounded like it: 1 for log densities.
     """
-    dtype, size = logs.dtype, logs.shape[1]
-    own, other = logs[:, :, None], logs[:, None]
-    near = _TIE * (1.0 + tf.abs(own))
+    dtype, size = values.dtype, values.shape[1]
+    own, other = values[:, :, None], values[:, None]
+    near = _TIE * (unit + tf.abs(own))
     less = tf.reduce_sum(tf.cast(other < own - near, dtype), axis=2)
     ties = tf.reduce_sum(tf.cast(tf.abs(other - own) <= near, dtype), axis=2)
     first = less[..., None]
@@ -48,28 +56,30 @@ class OutcomeRanks(JointRelease):
     """The sum of `centred_ranks` of the records' own outcomes, by blocks of steps.
 
     Args:
-      num_twins: The number K of twins; the sum has shape [K + 1].
+      num_twins: The number K of twins.
+      orders: The number of orders, see `num_orders`; the sum has shape [orders (K + 1)].
 
     #### Formal guarantee
 
-    A record's term has shares of sum 1 less their mean, hence norm at most `sqrt(K / (K + 1))`; two
-    terms differ by at most sqrt(2).
+    In each order a record's term has shares of sum 1 less their mean, hence norm at most
+    `sqrt(K / (K + 1))`; two terms differ by at most sqrt(2).
     """
 
     name = "ranks"
     noise_ratio = math.sqrt(SCALAR_NOISE)
     sensitivity = Sensitivity()
 
-    def __init__(self, num_twins: int) -> None:
-        self.shape = (num_twins + 1,)
-        self.sensitivity = Sensitivity(math.sqrt(num_twins / (num_twins + 1.0)), math.sqrt(2.0))
+    def __init__(self, num_twins: int, orders: int) -> None:
+        self.shape = (orders * (num_twins + 1),)
+        share = num_twins / (num_twins + 1.0)
+        self.sensitivity = Sensitivity(math.sqrt(orders * share), math.sqrt(2.0 * orders))
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
         return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64), axis=0)
 
     def initial(self) -> Structure:
-        """Returns zero sums of shape `[NUM_BLOCKS, K + 1]`."""
+        """Returns zero sums of shape `[NUM_BLOCKS, orders (K + 1)]`."""
         return tf.zeros([NUM_BLOCKS, *self.shape], tf.float64)
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
@@ -82,11 +92,13 @@ class ReleasedRanks:
     """The released sum of `OutcomeRanks`.
 
     Attributes:
-      total: The mean sum over all N records, shape [K + 1].
+      total: The mean sum over all N records, shape [orders (K + 1)].
       noise: The standard deviation of its noise.
       num_records: The number N of records.
       num_steps: The number of steps, each with twins of its own.
-      slope: The derivative of a record's expectation in whitened coordinates, shape [K + 1, d].
+      slope: The derivative of a record's expectation in whitened coordinates, shape
+        [orders (K + 1), d].
+      orders: The number of orders.
     """
 
     total: np.ndarray
@@ -94,6 +106,7 @@ class ReleasedRanks:
     num_records: int
     num_steps: int
     slope: np.ndarray
+    orders: int
 
     def p_value(self, away: np.ndarray, covariance: np.ndarray) -> float:
         """Returns the probability of ranks that are no more uneven, if the model is right.
@@ -102,9 +115,14 @@ class ReleasedRanks:
           away: The posterior's mean less the mean of the steps, in whitened coordinates, shape [d].
           covariance: The posterior's covariance, shape [d, d].
         """
-        size = len(self.total)
-        slope = self.num_records * self.slope
-        rest = self.total - slope @ away
+        rest = self.total - self.num_records * self.slope @ away
+        parts = zip(np.split(rest, self.orders), np.split(self.slope, self.orders), strict=True)
+        return min(1.0, self.orders * min(self._of_order(*part, covariance) for part in parts))
+
+    def _of_order(self, rest: np.ndarray, slope: np.ndarray, covariance: np.ndarray) -> float:
+        """Returns the probability for one order."""
+        size = len(rest)
+        slope = self.num_records * slope
         between = _variance_of_outcomes(size)
         within = np.eye(size) / size - 1.0 / size**2 - between
         variance = self.num_records * (between + within / self.num_steps)

@@ -10,7 +10,7 @@ from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.model import as_event
 from tfp_dpvi.calibrated.centred import CentredScores, centre_outcomes, centre_two_outcomes
 from tfp_dpvi.calibrated.pairing import Pairing
-from tfp_dpvi.calibrated.ranks import centred_ranks
+from tfp_dpvi.calibrated.ranks import centred_ranks, num_orders
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.vmap import gradients_of
@@ -129,8 +129,10 @@ class ModelScores(NamedTuple):
       information: Two sets of rows for each record, shape [n, m, d], whose products sum to the
         expected outer product of whitened scores, neither centred nor clipped.
       centred: The centred clip.
-      ranks: `centred_ranks` of the records' outcomes, shape [n, K + 1]; [n, 0] without twins.
-      ranks_slope: The derivative of its expectation in whitened coordinates, shape [n, K + 1, d].
+      ranks: `centred_ranks` of the records' outcomes by each order, shape [n, orders (K + 1)];
+        [n, 0] without twins.
+      ranks_slope: The derivative of its expectation in whitened coordinates, shape [n, m, d] for
+        these m numbers.
     """
 
     losses: tf.Tensor
@@ -314,7 +316,11 @@ def _of_twins(
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
     information, centred = scores.centred(usable, weights, model_weights, first, bound)
     losses = _select(usable, -scores.logs[:, 0])
-    ranks = _select(usable, centred_ranks(scores.logs))
+    orders = [centred_ranks(scores.logs, 1.0)]
+    if num_orders(distribution) == 2:
+        values = tf.reshape(tf.cast(rows, scores.logs.dtype), [-1, size])
+        orders.append(centred_ranks(values, 0.0))
+    ranks = _select(usable, tf.concat(orders, axis=2))
     slope = scores.slope_of(ranks) / size
     return ModelScores(losses, usable, information, centred, ranks[:, 0], slope)
 

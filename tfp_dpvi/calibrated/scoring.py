@@ -8,6 +8,7 @@ coordinates, and the posterior is computed from what they released.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,11 +18,12 @@ from scipy import stats
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
+from tfp_dpvi.bayes.units import row_distribution
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
-from tfp_dpvi.calibrated.ranks import OutcomeRanks
+from tfp_dpvi.calibrated.ranks import OutcomeRanks, num_orders
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.whitening import (
@@ -75,7 +77,13 @@ _CLEAR = 3.0
 _WORSE = 1.5
 _STRAIGHT = 0.5
 _LEAST_SHARE = 0.02
+# Steps that go on straight are far from their end, and no shorter than the first ones.
+_MOST_SHARE = 4.0
+_RECOVERY = 1.25
+# Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
+_FAR = 0.5
 _NUM_PRIOR_DRAWS = 4096
+_REFINEMENTS = 3
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
 _BISECTIONS = 8
@@ -111,7 +119,7 @@ class Caution:
     """A trust region from released values: the last steps' scores say whether they were too long.
 
     Attributes:
-      share: The share of a step that is made.
+      share: By how much a step is shorter than planned, or longer.
     """
 
     def __init__(self) -> None:
@@ -141,6 +149,7 @@ class Caution:
         """
         last, self._last = self._last, (pull, place)
         if last is None or min(np.linalg.norm(pull), np.linalg.norm(last[0])) < _CLEAR * noise:
+            self.share = min(max(1.0, self.share / _RECOVERY), _RECOVERY * self.share)
             return None
         before, here = np.linalg.norm(last[0]), np.linalg.norm(pull)
         turn = float(pull @ last[0]) / (before * here)
@@ -152,7 +161,7 @@ class Caution:
         if turn < 0.0:
             self.share = max(self.share / 2.0, _LEAST_SHARE)
         elif turn > _STRAIGHT:
-            self.share = min(1.0, 1.5 * self.share)
+            self.share = min(_MOST_SHARE, 1.5 * self.share)
         return None
 
 
@@ -169,6 +178,7 @@ class Scoring:
       clip: The clip, 1: scores are whitened to a mean square of 1.
       num_records: The public number N of records.
       num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
+      num_orders: By how many orders outcomes are ranked among twins.
       theta: A variable, the parameters, shape [d].
     """
 
@@ -180,8 +190,10 @@ class Scoring:
         dtype = pairing.coordinates.dtype
         coordinates = pairing.coordinates
         draws = without_far_draws(coordinates.prior_draws(_NUM_PRIOR_DRAWS), coordinates.names)
-        self._rest = tf.constant(draws.mean(axis=0), dtype)
-        self.prior = NormalPrior.of_draws(draws[:, pairing.index])
+        middle = _middle(draws, pairing)
+        self._rest = tf.constant(middle, dtype)
+        prior = NormalPrior.of_draws(draws[:, pairing.index])
+        self.prior = dataclasses.replace(prior, mean=middle[pairing.index])
         self._order = np.argsort(
             np.concatenate(
                 [
@@ -199,7 +211,8 @@ class Scoring:
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
-        is_mixture = isinstance(likelihood, tfd.MixtureSameFamily | tfd.Mixture)
+        self.num_orders = num_orders(likelihood)
+        is_mixture = isinstance(row_distribution(likelihood), tfd.MixtureSameFamily | tfd.Mixture)
         self._start = self._apart() if is_mixture else self.prior.mean
         self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
         self.theta.assign(self._start)
@@ -283,9 +296,10 @@ class Scoring:
 
         identity = ("centred", self.pairing.parameters_read, self.num_twins)
         releases = releases_of(self.size, clip)
+        # What few values an outcome has bounds its score, so that the clip hardly matters.
         if self.num_twins:
-            releases = (*releases, OutcomeRanks(self.num_twins))
-        if is_worth(self.size, self.num_records):
+            releases = (*releases, OutcomeRanks(self.num_twins, self.num_orders))
+        if self.num_twins and is_worth(self.size, self.num_records):
             releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
@@ -358,7 +372,7 @@ class Scoring:
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
-        gain = self._caution.share / (1.0 + _SLOWER * step / window)
+        gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
     def is_informed(self) -> bool:
@@ -423,6 +437,9 @@ class Scoring:
         curvatures = self.curvatures(accumulated, mechanism, np.array([block]), _FLATTENED)
         window = curvatures.window
         if curvatures.resembles >= _LEAST_RESEMBLANCE or window.curvature_signal < _LEAST_SIGNAL:
+            return
+        # Far from the records, twins' scores are cut by a centre that the record has moved.
+        if curvatures.lack_of_fit.total > _FAR * curvatures.lack_of_fit.expected:
             return
         relative = self._information(curvatures)
         if self._unlike is not None:
@@ -646,6 +663,31 @@ class Scoring:
         if self.size <= MOST_DENSE:
             return tf.zeros([tf.shape(rows)[0], 0], rows.dtype)
         return squares_of(rows, self.clip.unit)
+
+
+def _middle(draws: np.ndarray, pairing: Pairing) -> np.ndarray:
+    """Returns the mean of a prior, shape [D]: of its draws, without their error if it is normal.
+
+    That error is small beside the prior, but for a wide prior it is far from the records.
+
+    Args:
+      draws: Draws from the prior, shape [n, D].
+      pairing: The model's coordinates.
+    """
+    middle: np.ndarray = draws.mean(axis=0)
+    for _ in range(_REFINEMENTS):
+        _, slopes = pairing.coordinates.log_density(middle[None])
+        moved, first = middle.copy(), 0
+        for part in pairing.parameters_read:
+            size = pairing.coordinates.sizes[part]
+            own = pairing.index[first : first + size]
+            step = np.cov(draws[:, own].T).reshape(size, size) @ slopes[0, own]
+            # A longer one is no error of draws: the prior is not normal.
+            if slopes[0, own] @ step < _CLEAR**2 * size / len(draws):
+                moved[own] += step
+            first += size
+        middle = moved
+    return middle
 
 
 def _last_block(step: int, num_steps: int) -> int:

@@ -15,7 +15,7 @@ from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, Calibrator
 from tfp_dpvi.calibrated.requirements import CannotPairError, check_settings
 from tfp_dpvi.calibrated.simulation import PairSimulator
 from tfp_dpvi.calibrated.window import fit_window
-from tfp_dpvi.data import Records
+from tfp_dpvi.data import Records, UnitRows
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.training import Mechanism
@@ -86,7 +86,15 @@ class Calibration:
           records: The records of a fit.
           gradients: "aligned" or "vectorized", as in `DPVI`.
           num_draws: Draws of the parameters in each step.
+
+        Raises:
+          ValueError: The records are persons, and a pilot has simulated rows.
         """
+        if self.simulator is not None and isinstance(records.x, UnitRows):
+            raise ValueError(
+                "unit_ids after dpvi.pilot, which simulated single rows: build the model anew "
+                "without a pilot, or compile without an optimizer and pass public_unit_ids."
+            )
         kind = (str(specs_of(records, 1)), records.sample_weight is None, gradients, num_draws)
         if kind == self._decision.kind:
             return

@@ -129,7 +129,7 @@ class SimulatedMoments:
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, shape [d].
       excess_variance: The variance of `|psi|^2` over outcomes.
       ranks_slope: The derivative of the expected `centred_ranks` in whitened coordinates, shape
-        [K + 1, d]; [0, d] without twins.
+        [m, d] for their m numbers; [0, d] without twins.
       num: The number of records.
       squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
       squares_variance: Its variance over records.
@@ -163,7 +163,7 @@ class ReleasedSums:
         that of `CentredDiagonal`, shape [d + P].
       scale: The mean sum of `CentredScale`.
       excess: The mean sum of `LackOfFit`.
-      ranks: The mean sum of `OutcomeRanks`, shape [K + 1]; empty without twins.
+      ranks: The mean sum of `OutcomeRanks`, empty without twins.
       wider: The mean sum of `WiderClip`, shape [d]; empty without it.
       score_sd: The noise's standard deviation on a coordinate of `score`.
       matrix_sd: The same on the diagonal of `matrix`.
@@ -234,16 +234,18 @@ class ReleasedSums:
             sampling_rate=rate,
         )
 
-    def as_ranks(self, slope: np.ndarray, num_records: int) -> ReleasedRanks | None:
+    def as_ranks(self, slope: np.ndarray, num_records: int, num_twins: int) -> ReleasedRanks | None:
         """Returns the released ranks, or None without twins.
 
         Args:
           slope: See `SimulatedMoments.ranks_slope`.
           num_records: The number N of records.
+          num_twins: The number K of twins.
         """
         if not len(self.ranks):
             return None
-        return ReleasedRanks(self.ranks, self.ranks_sd, num_records, self.num_steps, slope)
+        orders = len(self.ranks) // (num_twins + 1)
+        return ReleasedRanks(self.ranks, self.ranks_sd, num_records, self.num_steps, slope, orders)
 
     def as_shift(self, simulated: SimulatedMoments) -> ReleasedShift | None:
         """Returns the difference of released scores under both clips, or None without the wide one.
@@ -382,7 +384,7 @@ def draw_curvatures(
     if not is_dense:
         released = dataclasses.replace(released, matrix=matrix)
     variance, fit = _score_variance(released, simulated, matrix, num_records)
-    ranks = released.as_ranks(simulated.ranks_slope, num_records)
+    ranks = released.as_ranks(simulated.ranks_slope, num_records, num_twins)
     shift = released.as_shift(simulated)
     shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)

@@ -22,7 +22,7 @@ from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.privacy import Sensitivity
 
 # With fewer records for each parameter the noise hides every shift that intervals do not.
-_LEAST_RECORDS_EACH = 1000
+_LEAST_RECORDS_EACH = 200
 # By which share the wide clip's slope may differ from what public inputs say.
 _SLOPE_ERROR = 0.2
 

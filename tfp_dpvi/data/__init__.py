@@ -7,6 +7,7 @@ from tfp_dpvi.data.dates import Date
 from tfp_dpvi.data.records import ArrayData, Data, Records, make_records
 from tfp_dpvi.data.schema import Layout, Schema
 from tfp_dpvi.data.streaming import RecordSource, StreamedData
+from tfp_dpvi.data.units import UnitRows, Units, make_units
 
 __all__ = [
     "MISSING",
@@ -24,7 +25,10 @@ __all__ = [
     "Records",
     "Schema",
     "StreamedData",
+    "UnitRows",
+    "Units",
     "make_records",
+    "make_units",
 ]
 
 __getattr__ = _deprecation.old_names(__name__)

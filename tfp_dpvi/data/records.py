@@ -12,6 +12,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data import frames
+from tfp_dpvi.data.units import Units
+from tfp_dpvi.privacy import PersonUnit
 from tfp_dpvi.sampling import Sampler
 
 Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
@@ -42,12 +44,39 @@ class Records:
       y: As `x`, or None.
       sample_weight: Float [num], or None.
       num: The number of records.
+      units: Which rows are whose, if a record is a person with several rows; else None.
     """
 
     x: Structure = dataclasses.field(repr=False)
     y: Structure | None = dataclasses.field(repr=False)
     sample_weight: np.ndarray | None = dataclasses.field(repr=False)
     num: int
+    units: Units | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def person(self) -> PersonUnit | None:
+        """The public facts of a person, if a record is one; else None."""
+        return None if self.units is None else self.units.person
+
+    def by_person(self, units: Units) -> Records:
+        """Returns records of persons, with an x of `Units.group_inputs` and a y of shape [n, m].
+
+        Args:
+          units: Which of these rows are whose.
+
+        Raises:
+          ValueError: The rows have weights, or several outcomes.
+        """
+        if self.sample_weight is not None:
+            raise ValueError(
+                "sample_weight with unit_ids: a weight of single rows has no meaning for a person; "
+                "leave one of them out."
+            )
+        if self.y is not None and tf.nest.is_nested(self.y):
+            raise ValueError("unit_ids: y must be one array; stack outcomes into shape [N, k].")
+        x = units.group_inputs(self.x)
+        y = None if self.y is None else units.group_array(self.y)
+        return Records(x, y, None, len(units.places), units)
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""

@@ -12,6 +12,7 @@ import tree
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data.records import Records
+from tfp_dpvi.data.units import UnitRows
 
 
 def specs_of(records: Records, num: int) -> tuple[Structure, Structure | None]:
@@ -28,10 +29,17 @@ def specs_of(records: Records, num: int) -> tuple[Structure, Structure | None]:
 
 
 def input_specs(records: Records) -> dict[str, Structure]:
-    """Returns `tf.TensorSpec`s of records, {"x": ..., "y": ...}, with None for their number."""
+    """Returns `tf.TensorSpec`s of rows, {"x": ..., "y": ...}, with None for their number.
+
+    A row is a record, or one of a person's.
+    """
     parts = {"x": records.x} if records.y is None else {"x": records.x, "y": records.y}
+    first = 1
+    if isinstance(records.x, UnitRows):
+        parts["x"] = records.x.rows
+        first = 2
     return tf.nest.map_structure(
-        lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), parts
+        lambda part: tf.TensorSpec([None, *part.shape[first:]], part.dtype), parts
     )
 
 

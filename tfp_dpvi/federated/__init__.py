@@ -13,6 +13,7 @@ from tfp_dpvi import _deprecation
 from tfp_dpvi.federated.factors import Factor, guard, product
 from tfp_dpvi.federated.messages import MessageError, Reply, StudyTerms, Task
 from tfp_dpvi.federated.server import Asynchronous, Round, Schedule, Sequential, Server, Synchronous
+from tfp_dpvi.federated.status import write_status
 
 if TYPE_CHECKING:
     from tfp_dpvi.federated.hospital import Hospital
@@ -43,6 +44,7 @@ __all__ = [
     "hospital_of",
     "product",
     "simulate",
+    "write_status",
 ]
 
 

@@ -6,10 +6,17 @@ Products add the parameters, quotients subtract them, and a factor may be improp
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 _MOST_HALVINGS = 30
+# Posteriors without which no direction is seen, and the share of equal moves in one direction.
+_FEW = 5
+_STEADY = 0.75
+_LARGEST_RATIO = 0.95
+# How much more than its records can say a hospital may send: noise, and steps that end early.
+_SLACK = 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -195,6 +202,34 @@ def movement(before: Factor, after: Factor) -> tuple[float, float]:
     return float(means.max()), float(np.maximum(ratios, 1.0 / ratios).max())
 
 
+def drift(path: Sequence[Factor]) -> float:
+    """Returns how far a mean that has not arrived went over the last half of a path.
+
+    Noise moves a mean to and fro: its total move is about the root of the sum of squares of its
+    single moves. Moves in one direction are continued as the geometric series that has the sums of
+    their halves, and count if more than a standard deviation of it is ahead.
+
+    Args:
+      path: Proper factors after whole rounds, the earliest first.
+
+    Returns:
+      The largest distance of such a coordinate, in the last standard deviations; 0 if there is
+      none, or if the path is too short to tell.
+    """
+    half = path[len(path) // 2 :]
+    if len(half) < _FEW:
+        return 0.0
+    moves = np.diff([factor.mean for factor in half], axis=0) / half[-1].stddev
+    total, size = moves.sum(0), np.sqrt((moves**2).sum(0))
+    steady = np.abs(total) > _STEADY * np.sqrt(len(moves)) * size
+    last = moves[-(len(moves) // 2) :].sum(0)
+    before = moves[: len(moves) // 2].sum(0)
+    with np.errstate(all="ignore"):
+        ratio = np.clip(np.nan_to_num(last / before), 0.0, _LARGEST_RATIO)
+    ahead = np.abs(last) * ratio / (1.0 - ratio)
+    return float(np.where(steady & (ahead > 1.0), np.abs(total), 0.0).max())
+
+
 def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
     """Returns the share of a change that keeps a posterior's precision above a floor.
 
@@ -214,3 +249,93 @@ def guard(posterior: Factor, change: Factor, floor: np.ndarray) -> float:
         if (posterior * change**0.5**halvings).exceeds(floor):
             return 0.5**halvings
     return 0.0
+
+
+def guards(
+    posterior: Factor,
+    changes: Mapping[str, Factor],
+    factors: Mapping[str, Factor],
+    floor: np.ndarray,
+) -> dict[str, float]:
+    """Returns the share of each hospital's change that is taken.
+
+    By itself a hospital keeps the posterior's precision above a floor, and takes away at most half
+    of the precision that the others and the prior have. If the sum of all K changes goes below the
+    floor, each also keeps K times its change above it: their mean then is above the floor, so that
+    the sum is, and who takes no precision away keeps its share of 1.
+
+    Args:
+      posterior: The present posterior, whose precision lies above the floor.
+      changes: The changes of a round, by hospital.
+      factors: The present factors, by hospital.
+      floor: Half of the prior's precision, of its shape.
+    """
+    shares = {}
+    for name, change in changes.items():
+        others = posterior / factors[name]
+        half = others.precision / 2.0 if others.proper else floor
+        # A factor that has taken its half already may give some back.
+        least = half if posterior.exceeds(half) else floor
+        shares[name] = min(guard(posterior, change, floor), guard(posterior, change, least))
+    if guard(posterior, product([changes[name] ** shares[name] for name in changes]), floor) < 1.0:
+        num = float(len(changes))
+        for name, change in changes.items():
+            shares[name] = min(shares[name], guard(posterior, change**num, floor))
+    return shares
+
+
+@dataclasses.dataclass(frozen=True)
+class Cap:
+    """The most that records of a bounded gradient can say, whoever sends it.
+
+    N records whose gradients have norms of at most C pull a mean by at most N C in natural
+    parameters, and carry information of a trace of about N C^2. Ten times that is allowed.
+
+    Args:
+      num_records: The declared number of records N.
+      clip: The bound C.
+      start_precision: See `StudyTerms`.
+
+    ```python
+    >>> import numpy as np
+    >>> prior = Factor.normal(np.zeros(1), np.ones(1))
+    >>> nothing, liar = Factor.one(1, full_rank=False), Factor(np.array([0.0]), np.array([1e6]))
+    >>> Cap(num_records=100, clip=1.0).share(prior, nothing, liar) * 1e6 <= 1000.0
+    True
+
+    ```
+    """
+
+    num_records: int
+    clip: float
+    start_precision: float = 0.0
+
+    def share(self, cavity: Factor, own: Factor, change: Factor) -> float:
+        """Returns the largest f of 1, 1/2, 1/4, ... with `own * change ** f` within the cap.
+
+        Args:
+          cavity: The posterior without the hospital's factor.
+          own: The hospital's factor so far.
+          change: The change that it sends.
+
+        Returns:
+          The share; 0 if there is none.
+        """
+        return next(
+            (0.5**n for n in range(_MOST_HALVINGS) if self._holds(cavity, own * change**0.5**n)),
+            0.0,
+        )
+
+    def _holds(self, cavity: Factor, own: Factor) -> bool:
+        start = self.start_precision * own.num
+        most = _SLACK * self.num_records * self.clip**2 + start
+        diagonal = np.diagonal(own.precision) if own.full_rank else own.precision
+        if np.abs(diagonal).sum() > most:
+            return False
+        posterior = cavity * own
+        if not posterior.proper:
+            return True  # The guard's business.
+        precision = cavity.precision
+        mean = posterior.mean
+        pull = (precision @ mean if own.full_rank else precision * mean) - cavity.shift
+        return float(np.linalg.norm(pull)) <= _SLACK * self.num_records * self.clip

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
+import os
+import pathlib
 import threading
 
 from dp_accounting import DpEvent, NeighboringRelation
@@ -12,11 +15,20 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
-from tfp_dpvi.federated.messages import MOST_TEXT, Reply, Task, need
+from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Reply, Task, need
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepRelease
+from tfp_dpvi.federated.saved import replace_file
 from tfp_dpvi.federated.study import Study
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
+from tfp_dpvi.privacy import (
+    BudgetExhaustedError,
+    LedgerError,
+    PrivacyLedger,
+    PrivacyPlan,
+    PrivacyReport,
+)
+
+_LOG = logging.getLogger("tfp_dpvi")
 
 CAVEATS = (
     "a person with records in two hospitals of the study is protected by each hospital's epsilon "
@@ -49,6 +61,8 @@ class Hospital:
       randomness: As of `DPModel.compile`: None, or "secure" for noise and samples of the local
         steps from a cryptographic generator. Plan, report and replies say so.
       refiner: Shared by the hospitals of one process, which saves traces.
+      last_reply: File that keeps the latest reply, which this hospital has paid for, so that it is
+        repeated after a restart too. It holds nothing but what is sent anyway. None for memory.
 
     Raises:
       TypeError, ValueError: An argument does not fit; nothing is spent.
@@ -95,13 +109,14 @@ class Hospital:
         name: str,
         epsilon: float | None,
         delta: float = 1e-5,
-        rounds: int = 10,
+        rounds: int = 20,
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
         neighboring_relation: NeighboringRelation | str = "add_or_remove_one",
         seed: int | None = None,
         randomness: str | None = None,
         refiner: Refiner | None = None,
+        last_reply: str | os.PathLike[str] | None = None,
     ) -> None:
         check_randomness(randomness, seed, "the hospital")
         self.study, self.name = study, check.text("name", name, "pass the hospital's name")
@@ -110,7 +125,8 @@ class Hospital:
         self.ledger = PrivacyLedger() if ledger is None else ledger
         relation, self._seeded = check.relation(neighboring_relation), seed is not None
         self._lock = threading.Lock()
-        self._last: dict[str, bytes] = {}  # The latest reply, by its request.
+        self._last_reply = None if last_reply is None else pathlib.Path(last_reply)
+        self._last = self._read_last()  # The latest reply, by its request.
         self.num_calibrations = 0
         refiner = Refiner(study) if refiner is None else refiner
         settings = ReleaseSettings(
@@ -146,7 +162,7 @@ class Hospital:
         Its noise is the ledger's if the hospital comes back, else it is calibrated.
         """
         terms = self.study.terms
-        purpose = f"releases for the study {terms.name!r} ({terms.identity[:8]})"
+        purpose = f"releases for the study {terms.name!r} ({terms.digest})"
         self._num_releases = draft.num_releases // self.rounds
         self._plan = draft.replace(purpose=purpose)
         if self.epsilon is None:
@@ -169,6 +185,9 @@ class Hospital:
     def answer(self, message: bytes) -> bytes:
         """Answers a task. The latest one, if repeated, is answered alike and charged once.
 
+        A reply that the server still waits for is the answer to the next task too: nothing new is
+        charged until it has arrived.
+
         Args:
           message: A `Task` as bytes.
 
@@ -184,9 +203,27 @@ class Hospital:
             f"the task is for {task.hospital!r}, and this is {self.name!r}.",
         )
         with self._lock:
-            if task.request not in self._last:
-                self._last = {task.request: self.refine(task).to_bytes()}
+            for request, reply in self._last.items():
+                if request in (task.request, *task.unanswered):
+                    return reply
+            made = self.refine(task)
+            self._last = {task.request: made.to_bytes()}
+            if self._last_reply is not None and made.change is not None:
+                # Before it is sent: whoever has it can get it again.
+                replace_file(self._last_reply, self._last[task.request].decode())
             return self._last[task.request]
+
+    def _read_last(self) -> dict[str, bytes]:
+        """Returns the latest reply of an earlier process in this study, by its request."""
+        if self._last_reply is None or not self._last_reply.exists():
+            return {}
+        try:
+            message = self._last_reply.read_bytes().rstrip(b"\n")
+            reply = Reply.from_bytes(message, self.study.terms)
+        except MessageError as error:
+            _LOG.warning("last_reply=%s is of another study: %s", self._last_reply, error)
+            return {}
+        return {reply.request: message} if reply.hospital == self.name else {}
 
     def refine(self, task: Task) -> Reply:
         """Refines the factor against a task's cavity.
@@ -198,26 +235,37 @@ class Hospital:
             with self._round():
                 change = self._release.change(task)
         except BudgetExhaustedError as error:
-            reason = f"the budget of {self.name} is spent: {check.first_line(error)}"[:MOST_TEXT]
+            # The consortium hears nothing of what else was spent on these records.
+            _LOG.info("%s declines: %s", self.name, error)
+            allowed = self._rounds_uncharged > 0
+            why = "the budget does not allow another one" if allowed else "all of them are charged"
+            reason = f"{self.name} allows {self.rounds} rounds: {why}."[:MOST_TEXT]
+        except LedgerError as error:
+            _LOG.error("The ledger of %s: %s", self.name, error)
+            raise MessageError(
+                f"the ledger of {self.name} cannot be used, see its log: nothing was released."
+            ) from None
         return Reply(
             task.study,
             self.name,
             task.request,
             task.number,
             change=change,
-            epsilon=self.spent,
+            epsilon=self.spent_here,
             delta=self.delta,
             reason=reason,
             randomness="" if self.epsilon is None else self._plan.randomness,
+            rounds_left=None if self.epsilon is None else self.rounds_left,
         )
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that charges one round before its body runs."""
         if self.epsilon is None:
             return contextlib.nullcontext()
-        if not self.rounds_left:
+        left = self._rounds_uncharged
+        if not left:
             raise BudgetExhaustedError(f"all {self.rounds} rounds that it allows are charged.")
-        plan = self._plan.replace(num_releases=self.rounds_left * self._num_releases)
+        plan = self._plan.replace(num_releases=left * self._num_releases)
         budgets = [(self.epsilon, self.delta)]
         return self.ledger.reserved(plan, self._num_releases, seeded=self._seeded, budgets=budgets)
 
@@ -229,14 +277,36 @@ class Hospital:
         return math.inf if self.epsilon is None else self.ledger.epsilon(self.delta)
 
     @property
+    def spent_here(self) -> float:
+        """Epsilon of this study's releases alone, at `delta`: what the consortium is told."""
+        if self.epsilon is None:
+            return math.inf
+        charged = self._charged
+        return self._plan.replace(num_releases=charged).epsilon(self.delta) if charged else 0.0
+
+    @property
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
+        left = self._rounds_uncharged
+        if self.epsilon is None or not left:
+            return left
+        plan = self._plan.replace(num_releases=left * self._num_releases)
+        most = self.ledger.most_releases(plan, [(self.epsilon, self.delta)])
+        return min(left, most // self._num_releases)
+
+    @property
+    def _rounds_uncharged(self) -> int:
+        """Rounds of those allowed that are not charged, whatever the budget."""
+        return max(0, self.rounds - self._charged // self._num_releases)
+
+    @property
+    def _charged(self) -> int:
+        """Releases of this study that are in the ledger."""
         # Whichever generator a round's noise came from.
         common = {"num_releases": 1, "randomness": ""}
         step = self._plan.replace(**common)
         same = (entry for entry in self.ledger.entries if entry.plan.replace(**common) == step)
-        charged = sum(entry.steps for entry in same)
-        return max(0, self.rounds - charged // self._num_releases)
+        return sum(entry.steps for entry in same)
 
     def privacy_report(self) -> PrivacyReport:
         """Returns the ledger's report, with the caveats of a study."""

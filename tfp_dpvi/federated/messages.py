@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
 
 MOST_TEXT = 300
+MOST_UNANSWERED = 20
+_REQUEST = 64  # Characters of the name of a request.
 _MOST_OTHER = 4096  # Bytes besides numbers.
 _PER_NUMBER = 27  # Bytes of a float64 in JSON, its comma included.
 
@@ -36,7 +39,15 @@ class StudyTerms:
       privacy: "worker" or "messages": where the noise is added.
       most_change: The largest norm of a change that the server takes, of all natural parameters
         together.
-      setup: A digest of the model and of the hospitals' settings, so that studies are not mixed up.
+      setup: What else hospitals have agreed on, in words.
+      settings: The hospitals' settings by name, as texts.
+      schema: The columns of their records, their bounds and units, in JSON; see `Schema.to_json`.
+      likelihood: Log densities that the study's likelihood has at fixed public inputs.
+      clip: The bound on the norm of a record's gradient; None where there is none.
+      start_precision: The precision of each coordinate that a hospital's steps start from, if that
+        is not the posterior's.
+
+    Terms are compared by content: what another study has otherwise is refused, and named.
 
     Raises:
       TypeError: A term has a value of another type.
@@ -50,6 +61,8 @@ class StudyTerms:
     ...     local_steps=10,
     ...     most_change=1e4,
     ...     setup="normal heights, clip 1",
+    ...     clip=1.0,
+    ...     start_precision=100.0,
     ... )
     >>> terms.floor
     array([0.5, 0.5])
@@ -59,10 +72,15 @@ class StudyTerms:
 
     name: str
     prior: Factor
-    local_steps: int = 20
+    local_steps: int = 10
     privacy: str = "worker"
     most_change: float = 1e7
     setup: str = ""
+    settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    schema: str = ""
+    likelihood: tuple[float, ...] = ()
+    clip: float | None = None
+    start_precision: float = 0.0
 
     def __post_init__(self) -> None:
         check.text("name", self.name, "pass the name of the study")
@@ -73,8 +91,19 @@ class StudyTerms:
         object.__setattr__(self, "local_steps", check.count("local_steps", self.local_steps, 1))
         object.__setattr__(self, "most_change", check.positive("most_change", self.most_change))
         check.one_of("privacy", self.privacy, ("worker", "messages"))
-        if not isinstance(self.setup, str):
-            raise TypeError(f"setup={self.setup!a:.99} is no digest; pass a string.")
+        for name in ("setup", "schema"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name}={getattr(self, name)!a:.99} is no text; pass a string.")
+        settings = self.settings if isinstance(self.settings, Mapping) else {"": None}
+        if not all(isinstance(part, str) for pair in settings.items() for part in pair):
+            raise TypeError(f"settings={self.settings!a:.99} must be a dict of texts.")
+        object.__setattr__(self, "settings", dict(settings))
+        if self.clip is not None:
+            object.__setattr__(self, "clip", check.positive("clip", self.clip))
+        start = check.non_negative("start_precision", self.start_precision, "pass a precision")
+        object.__setattr__(self, "start_precision", start)
+        values = tuple(check.real("likelihood", value, "numbers") for value in self.likelihood)
+        object.__setattr__(self, "likelihood", values)
 
     @property
     def floor(self) -> np.ndarray:
@@ -83,8 +112,41 @@ class StudyTerms:
 
     @property
     def identity(self) -> str:
-        """A digest of the terms, which every message carries."""
-        return hashlib.sha256(self._to_json(sort_keys=True).encode()).hexdigest()[:32]
+        """The digest of each term, which every message carries, and the likelihood's values."""
+        parts = {name: getattr(self, name) for name in _fields_of(StudyTerms)}
+        parts |= {f"settings.{name}": value for name, value in parts.pop("settings").items()}
+        values = parts.pop("likelihood")
+        texts = {name: _digest(value) for name, value in parts.items()}
+        texts["likelihood"] = ",".join(f"{value:.6g}" for value in values)
+        return " ".join(f"{name}:{text}" for name, text in texts.items())
+
+    @property
+    def digest(self) -> str:
+        """A short digest of all terms, for names."""
+        return _digest(self.identity)[:8]
+
+    def check_same(self, identity: check.Unchecked) -> None:
+        """Checks that another study has these terms.
+
+        The likelihood's values may differ by what machines and versions round.
+
+        Args:
+          identity: That of the other study's terms, from whomever.
+
+        Raises:
+          MessageError: It differs; the error names the terms that do.
+        """
+        if not isinstance(identity, str) or len(identity) > _MOST_OTHER:
+            raise MessageError(f"study={identity!r:.99} is not this one: it is no text.")
+        own, other = (dict(_pairs(text)) for text in (self.identity, identity))
+        names = [*own, *(name for name in other if name not in own)]
+        differing = [name for name in names if not _agree(name, own.get(name), other.get(name))]
+        if differing:
+            shown = ascii(", ".join(differing))[1:-1]
+            raise MessageError(
+                f"study={identity[:21]!a} is not this one: it has another {shown:.200}; "
+                "agree on one file of terms."
+            )
 
     @property
     def most_bytes(self) -> int:
@@ -121,7 +183,33 @@ class StudyTerms:
         terms, parts = _fields_of(cls), _fields_of(Factor)
         fields = check.fields("the file of terms", fields, needed=terms, known=terms)
         prior = check.fields("prior", fields["prior"], needed=parts, known=parts)
+        if not isinstance(fields["likelihood"], list):
+            raise ValueError("likelihood is no list of numbers; write the terms with `save`.")
         return cls(**{**fields, "prior": Factor(**prior)})
+
+
+def _digest(value: check.Unchecked) -> str:
+    plain = dataclasses.asdict(value) if isinstance(value, Factor) else value
+    text = json.dumps(plain, default=np.ndarray.tolist, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _pairs(identity: str) -> list[tuple[str, str]]:
+    """Returns the names and texts of an identity."""
+    return [
+        (name, text) for name, _, text in (part.rpartition(":") for part in identity.split(" "))
+    ]
+
+
+def _agree(name: str, own: str | None, other: str | None) -> bool:
+    """Returns whether two studies agree in a term."""
+    if name != "likelihood" or not own or not other:
+        return own == other
+    try:
+        one, two = (np.array(text.split(","), np.float64) for text in (own, other))
+    except ValueError:
+        return False
+    return one.shape == two.shape and bool(np.allclose(one, two, rtol=1e-3, atol=1e-3))
 
 
 class MessageError(ValueError):
@@ -181,6 +269,8 @@ class Task(_Message):
       number: How often the hospital was asked before.
       posterior: The present posterior, which is proper.
       cavity: The posterior without the hospital's own factor; it may be improper.
+      unanswered: Names of earlier requests to the hospital that it did not answer in time. If it
+        has made a reply to one of them, that is its answer, for which it has paid.
 
     ```python
     >>> import numpy as np
@@ -194,6 +284,7 @@ class Task(_Message):
 
     posterior: Factor
     cavity: Factor
+    unanswered: tuple[str, ...] = ()
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: StudyTerms) -> Task:
@@ -209,6 +300,14 @@ class Task(_Message):
         fields = _read(cls, message, terms)
         for name in ("posterior", "cavity"):
             fields[name] = _factor(name, fields[name], terms.prior)
+        earlier = fields["unanswered"]
+        need(
+            isinstance(earlier, list)
+            and len(earlier) <= MOST_UNANSWERED
+            and all(isinstance(name, str) and len(name) <= _REQUEST for name in earlier),
+            f"unanswered is no list of at most {MOST_UNANSWERED} names of requests.",
+        )
+        fields["unanswered"] = tuple(earlier)
         task = cls(**fields)
         need(task.posterior.proper, "the posterior of the task is no normal distribution.")
         return task
@@ -225,10 +324,11 @@ class Reply(_Message):
       number: How often the hospital was asked before.
       change: The factor by which to multiply the hospital's own and the posterior, before damping;
         None if the hospital declines.
-      epsilon: Epsilon that the hospital reports; infinite where nothing is private.
+      epsilon: Epsilon that the hospital reports for this study; infinite where nothing is private.
       delta: Delta of that epsilon.
       reason: Why the hospital declines.
       randomness: "secure" if the hospital states that its noise is a cryptographic generator's.
+      rounds_left: Rounds that the hospital still allows; None for any number.
 
     ```python
     >>> import numpy as np
@@ -249,6 +349,7 @@ class Reply(_Message):
     delta: float = 0.0
     reason: str = ""
     randomness: str = ""
+    rounds_left: int | None = None
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: StudyTerms) -> Reply:
@@ -268,6 +369,11 @@ class Reply(_Message):
                 isinstance(value, float) and value >= 0.0,
                 f"{name}={value!r:.99} is not a number of at least 0.",
             )
+        left = fields["rounds_left"]
+        need(
+            left is None or (type(left) is int and left >= 0),
+            f"rounds_left={left!r:.99} is not a count.",
+        )
         randomness = fields["randomness"]
         need(
             randomness in ("", "secure"),
@@ -306,7 +412,7 @@ def _read(kind: type[_Message], message: bytes, terms: StudyTerms) -> dict[str, 
         f"the {name} has the fields {sorted(fields)!r:.200}, not {sorted(wanted)}.",
     )
     study, number = fields["study"], fields["number"]
-    need(study == terms.identity, f"study={study!r:.99} is not this one ({terms.identity}).")
+    terms.check_same(study)
     for name in fields.keys() & {"hospital", "request", "reason"}:
         text = fields[name]
         need(

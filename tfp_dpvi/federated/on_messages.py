@@ -51,7 +51,8 @@ class MessageHospital(Hospital):
     ...     num_hospitals=1000,
     ... )
     >>> x = np.zeros(20, np.float32)
-    >>> hospital = MessageHospital(study, x, name="berlin", epsilon=1.0, rounds=4)
+    >>> kept = {"last_reply": "berlin.reply"}  # Of an earlier process, if it is there.
+    >>> hospital = MessageHospital(study, x, name="berlin", epsilon=1.0, rounds=4, **kept)
     >>> hospital.rounds_left
     4
 
@@ -159,7 +160,9 @@ class MessageRelease:
         settings = self._settings
         cavity = task.posterior / (task.posterior / task.cavity) ** (1.0 / len(self.parts))
         changes = [
-            settings.refiner.refine(task.posterior, cavity, self.mechanism, part, settings.seed)
+            settings.refiner.refine(
+                task.posterior, cavity, self.mechanism, part, settings.seed, task.number
+            )
             for part in self.parts
         ]
         shares = [min(1.0, self._clip / max(change.norm, 1e-300)) for change in changes]

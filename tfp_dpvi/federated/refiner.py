@@ -25,6 +25,7 @@ from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.data.streaming import is_source
 from tfp_dpvi.federated.factors import Factor
+from tfp_dpvi.federated.scoring import ScoringSteps
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.optimizers import DPOptimizer
@@ -144,7 +145,7 @@ class Refiner:
 
     def __init__(self, study: Study) -> None:
         self.study, self._lock = study, threading.Lock()
-        self.family = Family(study)
+        self.family = ScoringSteps(study) if study.by_information else Family(study)
         surrogates.build(self.family.distribution, study.prior)  # Refuses what has no gradient.
         self._optimizer: DPOptimizer = type(study.optimizer).from_config(
             study.optimizer.get_config()
@@ -182,7 +183,9 @@ class Refiner:
           TypeError: A part has no numbers.
           ValueError: The records do not fit the likelihood, or are not in memory.
         """
-        model = self.study.bayesian_model
+        model, columns = self.study.bayesian_model, self.study.columns
+        if columns is not None:
+            x, y = columns.arrays(x, y)
         x, y = by_column("x", x), by_column("y", y)
         if any(isinstance(part, tf.data.Dataset) or is_source(part) for part in _leaves(x, y)):
             raise ValueError(
@@ -190,6 +193,7 @@ class Refiner:
                 "pass arrays."
             )
         records = make_records(x, y, weight, dtype=model.dtype, validate=True)
+        _check_like(records, self.study.example)
         _check_records(model, records)
         num_public = (
             records.num if num_records is None else check.count("num_records", num_records, 1)
@@ -236,8 +240,11 @@ class Refiner:
 
     def _clipped_gradient(self, spec: StepSpec, records: Records) -> ClippedGradient:
         """Returns the clipped gradient of the records' terms, with the cavity's divergence."""
-        clip, variables = self._optimizer.clip, self.family.variables
-        surrogate, pairing = self.family.distribution, self._pairing(records, clip)
+        clip, family = self._optimizer.clip, self.family
+        if isinstance(family, ScoringSteps):
+            return family.clipped_gradient(spec, clip)
+        variables = family.variables
+        surrogate, pairing = family.distribution, self._pairing(records, clip)
         if pairing is None:
             terms = _flat_gradient(self.study.bayesian_model, surrogate, variables, clip)
         else:
@@ -247,7 +254,7 @@ class Refiner:
             gradient = terms.draw(key)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                divergence = self.family.divergence() / spec.num_records
+                divergence = family.divergence() / spec.num_records
             exact = tape.gradient(divergence, variables, unconnected_gradients="zero")
             return dataclasses.replace(
                 gradient, data_independent=exact, data_independent_loss=divergence
@@ -305,6 +312,7 @@ class Refiner:
         mechanism: Mechanism,
         tensors: dict[str, tf.Tensor],
         seed: int | None,
+        number: int = 0,
     ) -> Factor:
         """Runs a round's steps, with the optimizer as new.
 
@@ -314,6 +322,7 @@ class Refiner:
           mechanism: The release of one step, with its noise.
           tensors: The records, as in `Data.tensors`.
           seed: The hospital's; None for a key from the operating system.
+          number: How often the hospital was asked before.
 
         Returns:
           The factor by which the posterior changed. A diverged fit returns no change, so that
@@ -324,7 +333,10 @@ class Refiner:
             steps = self.compiled.steps_for(mechanism, tensors, _kind_of_key(tapes))
             no_change = Factor.one(posterior.num, full_rank=posterior.full_rank)
             try:
-                self.family.start(posterior, cavity)
+                if isinstance(self.family, ScoringSteps):
+                    self.family.start(posterior, cavity, mechanism, number)
+                else:
+                    self.family.start(posterior, cavity)
             except np.linalg.LinAlgError:  # A nearly singular posterior, whatever the records are.
                 return no_change
             for variable, value in zip(self._optimizer.variables, self._fresh, strict=True):
@@ -393,6 +405,23 @@ def _check_records(model: BayesianModel, records: Records) -> None:
     checks.check_no_locals(model.prior, records)
     checks.check_likelihood(model, records)
     checks.check_labels(model, records)
+
+
+def _check_like(records: Records, example: tuple[Structure, Structure | None] | None) -> None:
+    """Refuses records of other columns or shapes than the study's example, if it has one."""
+    if example is None:
+        return
+    for name, own, public in zip("xy", (records.x, records.y), example, strict=True):
+        wanted = None if public is None else by_column(name, public)
+        shapes = [
+            tf.nest.map_structure(lambda part: tuple(np.shape(part)[1:]), value)
+            for value in (own, wanted)
+        ]
+        if shapes[0] != shapes[1]:
+            raise ValueError(
+                f"{name} has records of shape {shapes[0]}, and the study's example {shapes[1]}: "
+                "pass its columns, in its order."
+            )
 
 
 def _leaves(*structures: Structure | None) -> list[Any]:

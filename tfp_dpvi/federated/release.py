@@ -105,5 +105,10 @@ class StepRelease:
         """See `LocalRelease.change`."""
         settings = self._settings
         return settings.refiner.refine(
-            task.posterior, task.cavity, self.mechanism, self._tensors, settings.seed
+            task.posterior,
+            task.cavity,
+            self.mechanism,
+            self._tensors,
+            settings.seed,
+            task.number,
         )

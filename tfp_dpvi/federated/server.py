@@ -1,150 +1,37 @@
-"""The server and its schedules.
+"""The server: it holds a prior and a factor of each hospital, and no record.
 
-It holds a prior and a factor of each hospital, whose product is the posterior, and no record.
+The product of prior and factors is the posterior.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
+import os
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.federated.factors import Factor, guard, movement, product
-from tfp_dpvi.federated.messages import MessageError, Reply, StudyTerms, Task, need
+from tfp_dpvi.federated.factors import Cap, Factor, drift, guard, guards, movement, product
+from tfp_dpvi.federated.messages import (
+    MOST_TEXT,
+    MOST_UNANSWERED,
+    MessageError,
+    Reply,
+    StudyTerms,
+    Task,
+    need,
+)
+from tfp_dpvi.federated.saved import Round, State, Store
+from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
+
+__all__ = ["Asynchronous", "Round", "Schedule", "Sequential", "Server", "Synchronous"]
 
 _LOG = logging.getLogger("tfp_dpvi")
 # Standard deviations of a mean by which a last round may move a posterior, and the factor by which
 # it may change a standard deviation.
 _MOST_MOVED = 1.0
 _MOST_STRETCHED = 2.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Base class of schedules.
-
-    Args:
-      rounds: How often each hospital is asked.
-      damping: The share of a change that is taken in the first round, in (0, 1].
-      decay: The share in the last round over that in the first, in (0, 1].
-      most_ahead: Rounds ahead of the slowest that answers: how stale a change may be, and how many
-        rounds an absent hospital loses.
-
-    Raises:
-      TypeError, ValueError: An argument is out of its range.
-
-    ```python
-    >>> schedule = Synchronous(rounds=3, damping=0.4, decay=0.25)
-    >>> [schedule.share(number) for number in range(3)]
-    [0.4, 0.2, 0.1]
-
-    ```
-    """
-
-    rounds: int = 10
-    damping: float = 0.2
-    decay: float = 1.0
-    most_ahead: int = 1
-    # Whether changes are applied once every hospital that was asked has answered.
-    waits: ClassVar[bool] = True
-    # Whether one hospital is asked at a time.
-    one_by_one: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check.count("rounds", self.rounds, 1)
-        check.count("most_ahead", self.most_ahead, 1)
-        for name in ("damping", "decay"):
-            if check.positive(name, getattr(self, name)) > 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at most 1; pass a share.")
-
-    def share(self, number: int) -> float:
-        """Returns the share of a change that is taken in round `number`, from 0."""
-        return self.damping * self.decay ** (number / max(1, self.rounds - 1))
-
-
-class Synchronous(Schedule):
-    """All hospitals refine at once, and their changes are applied together.
-
-    ```python
-    >>> Synchronous(rounds=5).damping
-    0.2
-
-    ```
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class Sequential(Schedule):
-    """One hospital is asked after another. Undamped, it diverges with private hospitals.
-
-    ```python
-    >>> Sequential(rounds=5).damping
-    0.3
-
-    ```
-    """
-
-    damping: float = 0.3
-    one_by_one: ClassVar[bool] = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Asynchronous(Schedule):
-    """Each change is applied when it comes.
-
-    A hospital waits only for one that answers and is `most_ahead` rounds behind.
-
-    ```python
-    >>> Asynchronous(rounds=5).most_ahead
-    2
-
-    ```
-    """
-
-    damping: float = 0.4
-    decay: float = 0.9**9
-    most_ahead: int = 2
-    waits: ClassVar[bool] = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """One update of the posterior; public.
-
-    Args:
-      number: Number of the update, from 1.
-      hospitals: Names of those whose changes were taken.
-      change: Euclidean norm of the change of the posterior's natural parameters.
-      guard: The share f of `guard`.
-      epsilon: Epsilon that each hospital reports.
-      evaluation: The value of the public evaluation, if there is one.
-      posterior: The posterior after the update.
-      factors: The hospitals' factors after the update.
-      seconds: Time since the last update.
-
-    ```python
-    >>> import numpy as np
-    >>> prior = Factor.normal(np.zeros(1), np.ones(1))
-    >>> update = Round(1, ("berlin",), 0.0, 1.0, {"berlin": 0.4}, None, prior, {}, 2.5)
-    >>> update.epsilon["berlin"]
-    0.4
-
-    ```
-    """
-
-    number: int
-    hospitals: tuple[str, ...]
-    change: float
-    guard: float
-    epsilon: dict[str, float]
-    evaluation: float | None
-    posterior: Factor
-    factors: dict[str, Factor]
-    seconds: float
 
 
 class Server:
@@ -154,6 +41,9 @@ class Server:
     so that the same checks apply. No guarantee rests on it: all it has is a function of what
     hospitals released, and it cannot make a hospital spend more than that hospital's own budget.
 
+    With a folder it saves itself before a task leaves and after each reply, so that a server which
+    is killed at any moment loses nothing that a hospital has paid for: see `load`.
+
     Args:
       terms: Terms of the study.
       hospitals: Their names, in the order of a sequential schedule.
@@ -161,6 +51,13 @@ class Server:
       evaluate: Maps a posterior to a number to show after each update, from public data alone.
       refine_prior: Maps a cavity and the present factor to the factor that stands for a prior which
         is not normal; it touches no record.
+      num_records: The number of records that each hospital has declared. A change that goes beyond
+        what so many records can say is scaled down, and its hospital is named: see `Cap`.
+      folder: Folder in which the server keeps its state, all of it public; None for memory.
+
+    Raises:
+      ValueError: The folder holds a study already, which `load` continues; or `num_records` is
+        given, and the study has no clip.
 
     ```python
     >>> import numpy as np
@@ -185,23 +82,44 @@ class Server:
         *,
         evaluate: Callable[[Factor], float] | None = None,
         refine_prior: Callable[[Factor, Factor], Factor] | None = None,
+        num_records: Mapping[str, int] | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self.terms, self.schedule = terms, schedule
         self.prior = terms.prior  # Or the factor that stands for it at present.
         self.factors: dict[str, Factor] = {}
         self.epsilon: dict[str, float] = {}  # Epsilon that each hospital reports.
         self.randomness: dict[str, str] = {}  # The generator that each reports; see `Reply`.
+        self.rounds_left: dict[str, int] = {}  # Rounds that each still allows.
         self.retired: dict[str, str] = {}  # Hospitals that declined, and why; their factors stay.
         self.refused: list[str] = []  # Messages, and why.
         self.history: list[Round] = []
         self._evaluate, self._refine_prior = evaluate, refine_prior
         self._asked: dict[str, int] = {}
-        self._open: dict[str, str] = {}  # Request -> hospital.
+        self._unanswered: dict[str, list[Task]] = {}  # Tasks whose replies are still welcome.
+        self._open: dict[str, str] = {}  # Hospital -> request that is under way.
+        self._again: set[str] = set()  # Hospitals whose request was under way when it was saved.
+        self._answered: dict[str, str] = {}  # The request that each hospital answered last.
         self._held: dict[str, Factor] = {}
+        self._capped: dict[str, float] = {}  # Shares of held changes that a cap has left.
         self._silent: set[str] = set()  # Hospitals whose last request was given up.
+        self._refusing: set[str] = set()  # Hospitals whose message after it was refused.
         self._since = time.monotonic()
+        self._store: Store | None = None
+        self._caps = _caps(terms, num_records or {})
         for hospital in hospitals:
             self.join(hospital)
+        if folder is not None:
+            store = Store(folder)
+            if store.exists:
+                raise ValueError(
+                    f"folder={os.fspath(folder)!r} holds a study: continue it with Server.load, or "
+                    "pass another folder."
+                )
+            self._store = store
+            self._save()
+
+    # ------------------------------------------------------------------ what it knows
 
     @property
     def posterior(self) -> Factor:
@@ -215,27 +133,52 @@ class Server:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Sentences to read before `posterior`: one if the last round still moved it.
+        """Sentences to read before `posterior`, from public values; they are logged at the end.
 
-        A round is an update of each hospital that still answers, in whatever order the schedule
-        asks. It may move a mean by one standard deviation of the posterior, and change a standard
-        deviation by a factor of two. The sentence is logged when the study ends.
+        One is there if the last round still moved the posterior. A round is an update of each
+        hospital that still answers, in whatever order the schedule asks. It may move a mean by one
+        standard deviation of the posterior, and change a standard deviation by a factor of two.
+        One is there if a mean goes on in one direction and has more than a standard deviation to
+        go: hospitals of unlike records have not agreed yet. One is there if
+        the study ended below its quorum, or if a hospital allows fewer rounds than it has.
         """
+        sentences = []
+        active = self._active()
+        if len(active) < self.schedule.quorum:
+            sentences.append(
+                f"{len(active)} hospitals of a quorum of {self.schedule.quorum} still take part: "
+                "the study ended before its last round."
+            )
+        for name, left in self.rounds_left.items():
+            if name in active and left < self.schedule.rounds - self._asked[name]:
+                further = self.schedule.rounds - self._asked[name]
+                sentences.append(
+                    f"{name} allows {left} further rounds of {further}: agree on one number."
+                )
         if not self.history:
-            return ()
+            return tuple(sentences)
         moved, stretched = movement(self._before_last_round(), self.history[-1].posterior)
         faults = []
         if moved > _MOST_MOVED:
             faults.append(f"moved a mean by {moved:.2g} of its standard deviations")
         if stretched > _MOST_STRETCHED:
             faults.append(f"changed a standard deviation by a factor of {stretched:.2g}")
-        if not faults:
-            return ()
-        return (
-            f"the last round of updates still {' and '.join(faults)}: the posterior may not have "
-            "settled, or is narrower than the noise\nfor privacy. Do not trust its intervals; use "
-            "more rounds, a smaller damping, or more records.",
-        )
+        if faults:
+            sentences.append(
+                f"the last round of updates still {' and '.join(faults)}: the posterior may not "
+                "have settled, or is narrower than the noise\nfor privacy. Do not trust its "
+                "intervals; use more rounds, a smaller damping, or more records."
+            )
+        step = 1 if self.schedule.waits and not self.schedule.one_by_one else len(active) or 1
+        ends = [update.posterior for update in self.history][::-1][::step][::-1]
+        gone = drift([self.terms.prior, *ends])
+        if gone:
+            sentences.append(
+                "over the last half of the rounds a mean went on in one direction, by "
+                f"{gone:.2g} of its standard deviations:\nit has not settled. Use more rounds, "
+                "a larger damping, or InformationOptimizer."
+            )
+        return tuple(sentences)
 
     def _before_last_round(self) -> Factor:
         """Returns the posterior before the last updates of all hospitals that still answer."""
@@ -247,50 +190,102 @@ class Server:
                 break
         return self.history[place - 1].posterior if place else self.terms.prior
 
+    # ------------------------------------------------------------------ whom to ask
+
     def join(self, hospital: str) -> None:
         """Takes a hospital into the study, at factor 1 and in the present round.
 
         A hospital that left comes back to its factor.
         """
         check.text("hospital", hospital, "pass a hospital's name")
-        if hospital not in self.factors:
+        if hospital in self.retired and hospital not in self.factors:
+            _LOG.warning("%s was dropped, and does not come back.", hospital)
+        elif hospital not in self.factors:
             rounds = [self._asked[name] for name in self._answering()]
             self._asked[hospital] = min(rounds, default=0)
             prior = self.terms.prior
             self.factors[hospital] = Factor.one(prior.num, full_rank=prior.full_rank)
+            self._save()
+
+    def _active(self) -> list[str]:
+        """Returns the hospitals that have not declined."""
+        return [name for name in self.factors if name not in self.retired]
 
     def _answering(self) -> list[str]:
         """Returns the hospitals that answered last time, or all that take part if none did."""
-        active = [name for name in self.factors if name not in self.retired]
+        active = self._active()
         return [name for name in active if name not in self._silent] or active
+
+    def _is_present(self, hospital: str) -> bool:
+        """Returns whether a hospital has ever answered, and answered its last request."""
+        return hospital in self.epsilon and hospital not in self._silent
+
+    def _is_waiting(self) -> bool:
+        """Returns whether fewer hospitals than the quorum are present."""
+        return sum(map(self._is_present, self._active())) < self.schedule.quorum
+
+    def _can_repeat(self, hospital: str) -> bool:
+        """Returns whether a hospital's last task is unanswered, and was not refused."""
+        return bool(self._unanswered.get(hospital)) and hospital not in self._refusing
 
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
-        busy, answering = set(self._open.values()), self._answering()
-        rounds = [self._asked[name] for name in answering]
-        last = self.schedule.rounds
-        # The study ends without a hospital that is away.
-        over = not rounds or (min(rounds) >= last and busy.isdisjoint(answering))
-        if over or (busy and self.schedule.waits):
+        if self._again:
+            return [name for name in self.factors if name in self._again]
+        active, last = self._active(), self.schedule.rounds
+        waiting = self._is_waiting()
+        if len(active) < self.schedule.quorum or (self._open and (self.schedule.waits or waiting)):
             return []
-        until = min(last, min(rounds) + self.schedule.most_ahead)
-        free = [name for name in self.factors if name not in self.retired and name not in busy]
-        ready = [name for name in free if self._asked[name] < until]
+        free = [name for name in active if name not in self._open and name not in self._held]
+        if waiting:  # Only for those that are missing, and again with the same request.
+            absent = [name for name in free if not self._is_present(name)]
+            ready = [name for name in absent if self._can_repeat(name) or self._asked[name] < last]
+        else:
+            answering = self._answering()
+            first = min(self._asked[name] for name in answering)
+            # The study ends without a hospital that is away.
+            if first >= last and self._open.keys().isdisjoint(answering):
+                return []
+            until = min(last, first + self.schedule.most_ahead)
+            ready = [name for name in free if self._asked[name] < until]
         return sorted(ready, key=self._asked.__getitem__)[:1] if self.schedule.one_by_one else ready
 
     def due(self) -> list[Task]:
         """Returns the tasks to send now; each counts as sent."""
-        tasks: list[Task] = []
-        posterior, study = self.posterior, self.terms.identity
-        for hospital in self._next():
-            cavity, request = posterior / self.factors[hospital], uuid.uuid4().hex
-            tasks.append(Task(study, hospital, request, self._asked[hospital], posterior, cavity))
-            self._asked[hospital] += 1
-            self._open[request] = hospital
+        tasks = [self._task(hospital) for hospital in self._next()]
+        self._again = set()
+        self._open.update({task.hospital: task.request for task in tasks})
+        if tasks:
+            self._save()
         return tasks
+
+    def _task(self, hospital: str) -> Task:
+        """Returns the last task if it is to be repeated, else a new one."""
+        tasks = self._unanswered.setdefault(hospital, [])
+        if hospital in self._again or (self._is_waiting() and self._can_repeat(hospital)):
+            return tasks[-1]
+        posterior = self.posterior
+        task = Task(
+            self.terms.identity,
+            hospital,
+            uuid.uuid4().hex,
+            self._asked[hospital],
+            posterior,
+            cavity=posterior / self.factors[hospital],
+            unanswered=tuple(earlier.request for earlier in tasks),
+        )
+        self._asked[hospital] += 1
+        self._refusing.discard(hospital)
+        self._unanswered[hospital] = [*tasks, task][-MOST_UNANSWERED:]
+        return task
+
+    # ------------------------------------------------------------------ what comes back
 
     def receive(self, sender: str, message: bytes) -> bool:
         """Takes a reply. One that is refused changes no factor and is named in `refused`.
+
+        A reply to a request that was given up is taken as long as the hospital has answered no
+        later one.
 
         Args:
           sender: Name of the hospital whose key the transport has verified.
@@ -306,43 +301,103 @@ class Server:
                 reply.hospital == sender,
                 f"it is signed {reply.hospital!r}, and {sender!r} sent it.",
             )
-            asked = self._open.get(reply.request)
+            tasks = {task.request: task for task in self._unanswered.get(sender, [])}
+            if self._answered.get(sender) == reply.request:
+                return False  # A repeated one, as slow hospitals send.
+            known = {task.request for several in self._unanswered.values() for task in several}
             need(
-                asked is not None,
-                f"request {reply.request!r} is not open: it was answered, given up, or never sent.",
+                reply.request in tasks or reply.request not in known,
+                f"request {reply.request!r} went to another hospital.",
             )
-            need(asked == sender, f"request {reply.request!r} went to another hospital.")
             need(
-                reply.number == self._asked[sender] - 1,
+                reply.request in tasks,
+                f"request {reply.request!r} is not open: it was answered, or never sent.",
+            )
+            need(
+                reply.number == tasks[reply.request].number,
                 f"number={reply.number} is not that of the request.",
             )
-            self.epsilon[sender], self.randomness[sender] = reply.epsilon, reply.randomness
         except MessageError as error:
-            self.refused.append(f"{sender}: {error}")
-            _LOG.warning("A message of %s is refused: %s", sender, error)
+            self.refuse(sender, str(error))
             return False
+        if sender not in self.epsilon:
+            self._compare_rounds(reply)
+        self.epsilon[sender], self.randomness[sender] = reply.epsilon, reply.randomness
+        if reply.rounds_left is not None:
+            self.rounds_left[sender] = reply.rounds_left
         if reply.change is None:
             _LOG.warning("%s declines: %s", sender, reply.reason)
             self.retired[sender] = reply.reason
         else:
-            self._held[sender] = reply.change ** self.schedule.share(reply.number)
+            self._held[sender] = self._within_cap(sender, tasks[reply.request], reply.change)
+            self._held[sender] **= self.schedule.share(reply.number)
         self._silent.discard(sender)
-        self._close(reply.request)
+        self._refusing.discard(sender)
+        self._unanswered[sender] = []
+        self._answered[sender] = reply.request
+        self._open.pop(sender, None)
+        self._end_request()
         return True
 
+    def _within_cap(self, hospital: str, task: Task, change: Factor) -> Factor:
+        """Returns the part of a change that the hospital's declared records can account for."""
+        cap = self._caps.get(hospital)
+        if cap is None:
+            return change
+        share = cap.share(task.cavity, task.posterior / task.cavity, change)
+        if share < 1.0:
+            self._capped[hospital] = share
+        return change**share
+
+    def _compare_rounds(self, reply: Reply) -> None:
+        """Warns where a hospital, which answers for the first time, allows other rounds."""
+        planned = self.schedule.rounds - reply.number
+        allowed = planned if reply.rounds_left is None else reply.rounds_left + 1
+        if reply.change is not None and allowed != planned:
+            more = (
+                "its noise is for more rounds than there are"
+                if allowed > planned
+                else ("it leaves before the end")
+            )
+            _LOG.warning(
+                "%s allows %d rounds and the study has %d: %s. Agree on one number.",
+                reply.hospital, allowed, planned, more,
+            )  # fmt: skip
+
+    def refuse(self, hospital: str, reason: str) -> None:
+        """Notes a hospital's message that was refused, or its refusal of a task.
+
+        Its request is not repeated: the next one is new.
+
+        Args:
+          hospital: Name of the hospital.
+          reason: A sentence; of untrusted text the first 300 printable characters are kept.
+        """
+        kept = "".join(letter if letter.isprintable() else " " for letter in reason)[:MOST_TEXT]
+        self.refused.append(f"{hospital}: {kept}")
+        self._refusing.add(hospital)
+        _LOG.warning("A message of %s is refused: %s", hospital, kept)
+
     def give_up(self, request: str) -> None:
-        """Closes a request without an answer.
+        """Waits no longer for an answer; one that comes later is still taken.
 
         The hospital's factor stays, and it is asked again in the next round.
         """
-        if request in self._open:
-            self._silent.add(self._open[request])
-            self._close(request)
+        for hospital in [name for name, under_way in self._open.items() if under_way == request]:
+            self._silent.add(hospital)
+            del self._open[hospital]
+            self._end_request()
 
-    def _close(self, request: str) -> None:
-        del self._open[request]
-        if self._held and not (self._open and self.schedule.waits):
+    def _end_request(self) -> None:
+        """Applies the changes that are held, if all who were waited for have answered."""
+        if (
+            self._held
+            and not (self._open and self.schedule.waits)
+            and not self._again
+            and not self._is_waiting()
+        ):
             self._settle()
+        self._save()
         if self.finished:
             for sentence in self.caveats:
                 _LOG.warning("%s", sentence)
@@ -351,17 +406,28 @@ class Server:
         """Applies the changes that are held."""
         changes, before = self._held, self.posterior
         self._held = {}
-        share = guard(before, product(list(changes.values())), self.terms.floor)
+        shares = guards(before, changes, self.factors, self.terms.floor)
         for hospital, change in changes.items():
-            self.factors[hospital] *= change**share
+            self.factors[hospital] *= change ** shares[hospital]
+        taken = {name: share * self._capped.get(name, 1.0) for name, share in shares.items()}
+        limited = {name: share for name, share in taken.items() if share < 1.0}
+        self._capped = {}
+        for name, share in limited.items():
+            _LOG.warning("Only a share of %.3g of the change of %s is taken.", share, name)
         if self._refine_prior is not None:  # Site 0: no record is touched.
             posterior = self.posterior
             change = self._refine_prior(posterior / self.prior, self.prior) / self.prior
             self.prior *= change ** guard(posterior, change, self.terms.floor)
+        self._note(before, tuple(changes), min(shares.values()), limited)
+
+    def _note(
+        self, before: Factor, hospitals: tuple[str, ...], share: float, limited: dict[str, float]
+    ) -> None:
+        """Adds an update to the history."""
         after, now = self.posterior, time.monotonic()
         update = Round(
             number=len(self.history) + 1,
-            hospitals=tuple(changes),
+            hospitals=hospitals,
             change=(after / before).norm,
             guard=share,
             epsilon=dict(self.epsilon),
@@ -369,6 +435,146 @@ class Server:
             posterior=after,
             factors=dict(self.factors),
             seconds=now - self._since,
+            limited=limited,
         )
         self.history.append(update)
         self._since = now
+
+    # ------------------------------------------------------------------ without a hospital
+
+    def _others(self, hospital: str) -> dict[str, Factor]:
+        """Returns the others' factors, weakened if they are improper without this one's."""
+        if hospital not in self.factors:
+            raise ValueError(
+                f"hospital={hospital!a} is not in the study: pass one of {sorted(self.factors)}."
+            )
+        others = {name: factor for name, factor in self.factors.items() if name != hospital}
+        if not others:
+            return {}
+        share = guard(self.prior, product(list(others.values())), self.terms.floor)
+        return {name: factor**share for name, factor in others.items()}
+
+    def without(self, hospital: str) -> Factor:
+        """Returns the posterior of all hospitals but one, for nothing: who moves it, and whereto.
+
+        The others' factors stand as they are, though they were refined beside this one's.
+
+        Args:
+          hospital: Name of the hospital.
+
+        Raises:
+          ValueError: It is not in the study.
+        """
+        return product([self.prior, *self._others(hospital).values()])
+
+    def drop(self, hospital: str) -> None:
+        """Takes a hospital and its factor out of the study, for good.
+
+        What it has spent stays spent. Its further messages are refused.
+
+        Args:
+          hospital: Name of the hospital.
+
+        Raises:
+          ValueError: It is not in the study.
+        """
+        before = self.posterior
+        self.factors = self._others(hospital)
+        self.retired[hospital] = "it was dropped."
+        for kept in (self._open, self._unanswered, self._held, self._capped, self._asked):
+            kept.pop(hospital, None)
+        self._again.discard(hospital)
+        self._note(before, (), 1.0, {})
+        self._end_request()
+
+    # ------------------------------------------------------------------ its state
+
+    def _state(self) -> State:
+        """Returns all that a server knows beside its terms and its history."""
+        return State(
+            study=self.terms.identity,
+            schedule=self.schedule,
+            prior=self.prior,
+            factors=self.factors,
+            epsilon=self.epsilon,
+            randomness=self.randomness,
+            rounds_left=self.rounds_left,
+            retired=self.retired,
+            refused=self.refused,
+            asked=self._asked,
+            unanswered=self._unanswered,
+            under_way=sorted({*self._open, *self._again}),
+            held=self._held,
+            capped=self._capped,
+            silent=sorted(self._silent),
+            refusing=sorted(self._refusing),
+        )
+
+    def _save(self) -> None:
+        if self._store is not None:
+            self._store.write(self._state(), self.history)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a copy of the state, for `load`; a server with a folder saves itself there.
+
+        Args:
+          folder: Path of the folder, which is made if it is not there.
+        """
+        Store(folder).write(self._state(), self.history)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        terms: StudyTerms,
+        *,
+        schedule: Schedule | None = None,
+        evaluate: Callable[[Factor], float] | None = None,
+        refine_prior: Callable[[Factor, Factor], Factor] | None = None,
+        num_records: Mapping[str, int] | None = None,
+    ) -> Server:
+        """Continues the study of a folder, and saves itself there.
+
+        Requests that were under way are due again, unchanged: a hospital that has answered one
+        repeats its reply, for which it does not pay again.
+
+        Args:
+          folder: Path of the folder.
+          terms: Terms of the study.
+          schedule: Another schedule from here on; None for that of the folder.
+          evaluate: See `Server`.
+          refine_prior: See `Server`.
+          num_records: See `Server`.
+
+        Raises:
+          ValueError: The folder holds no study, or that of other terms.
+        """
+        store = Store(folder)
+        state, history = store.read(terms)
+        server = cls(
+            terms,
+            [],
+            schedule or state.schedule,
+            evaluate=evaluate,
+            refine_prior=refine_prior,
+            num_records=num_records,
+        )
+        names = ("prior", "factors", "epsilon", "randomness", "rounds_left", "retired", "refused")
+        for name in names:
+            setattr(server, name, getattr(state, name))
+        server.history = history
+        server._asked, server._unanswered = state.asked, state.unanswered
+        server._held, server._again = state.held, set(state.under_way)
+        server._capped = state.capped
+        server._silent, server._refusing = set(state.silent), set(state.refusing)
+        server._store = store
+        return server
+
+
+def _caps(terms: StudyTerms, num_records: Mapping[str, int]) -> dict[str, Cap]:
+    """Returns the cap of each hospital that has declared its number of records."""
+    if num_records and terms.clip is None:
+        raise ValueError("num_records needs a study with a clip, by which a record says so much.")
+    numbers = {name: check.count("num_records", num, 1) for name, num in num_records.items()}
+    clip, start = terms.clip or 0.0, terms.start_precision
+    return {name: Cap(num, clip, start) for name, num in numbers.items()}

@@ -115,7 +115,7 @@ def simulate(
       epsilon: Epsilon of each hospital that is given by its records; None where the study's
         optimizer has no clip, and nothing is private.
       delta: Delta of that epsilon.
-      schedule: By default `Synchronous()`: ten rounds, damping 0.2.
+      schedule: By default `Synchronous()`.
       evaluate: Maps a posterior factor to a number that is shown after each update, from public
         records alone, for instance `lambda q: study.mean_log_likelihood(q, x_test, y_test)`.
       verbose: 1 for a progress bar.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import inspect
 import json
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +19,16 @@ from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.calibrated.mixture import gaussian_prior
+from tfp_dpvi.data import Schema, make_records
+from tfp_dpvi.data.records import by_column
+from tfp_dpvi.federated.columns import Columns
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import StudyTerms
-from tfp_dpvi.optimizers import DPOptimizer, TermwiseOptimizer
+from tfp_dpvi.optimizers import DPOptimizer, InformationOptimizer, TermwiseOptimizer
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
+_EXAMPLES = 4  # Records at which likelihoods are compared.
 
 
 class Study:
@@ -30,8 +37,10 @@ class Study:
     Args:
       prior: TFP distribution over the parameters; the same at every hospital.
       likelihood: As of `DPVI`.
-      optimizer: A DP-Keras optimizer with the clip. Each hospital starts its own from its
-        configuration in each round.
+      optimizer: `InformationOptimizer` for steps that are as long as the records' information
+        says; or another DP-Keras optimizer, whose steps are as long as its rate says, so that a few
+        hospitals of unlike records may not settle. It has the clip. Each hospital starts its own
+        from its configuration in each round.
       name: Name of the study.
       family: "mean_field" or "full_rank": normals over the unconstrained parameters, independent or
         with all covariances.
@@ -46,6 +55,15 @@ class Study:
       num_shards: Number of parts into which a hospital divides its records at random.
       num_hospitals: How many take part, by which hospitals judge whether noise drowns the signal.
       most_change: See `StudyTerms`.
+      schema: The public columns of the records. x is then a table of them, or an array of them in
+        this order, and the likelihood gets an array; values outside their bounds, as other units
+        have, are refused. Numbers and binary columns alone.
+      outcome: Name of the schema's column that is y; None for whole records.
+      example: `(x, y)` of a few public or invented records, instead of a schema; y is None for
+        whole records.
+
+    Studies are compared by their terms, and a schema or an example lets them compare what the
+    likelihood computes. Without one they compare its source text.
 
     Attributes:
       terms: The numbers that a server needs.
@@ -81,7 +99,7 @@ class Study:
         *,
         name: str = "study",
         family: str = "mean_field",
-        local_steps: int = 20,
+        local_steps: int = 10,
         batch_size: int | None = None,
         initial_stddev: float = 0.1,
         clipping: str = "flat",
@@ -90,6 +108,9 @@ class Study:
         num_shards: int = 1,
         num_hospitals: int = 1,
         most_change: float = 1e7,
+        schema: Schema | None = None,
+        outcome: str | None = None,
+        example: tuple[Structure, Structure | None] | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
@@ -98,6 +119,12 @@ class Study:
             raise TypeError(
                 f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
                 "pass for instance DPKerasAdamOptimizer."
+            )
+        self.by_information = isinstance(optimizer, InformationOptimizer)
+        if self.by_information and (self.full_rank or self.clipping == "paired"):
+            raise ValueError(
+                f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
+                "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
             )
         self.bayesian_model = BayesianModel(prior, likelihood)
         self.prior, self.likelihood = prior, likelihood
@@ -117,19 +144,60 @@ class Study:
         self.coordinates = Coordinates(prior)
         self._log_prior = self.coordinates.log_density
         factor, self.normal_prior = self._prior_factor()
-        self.terms = StudyTerms(name, factor, local_steps, privacy, most_change, self._digest())
+        # Of one record about one coordinate, as far as is known in advance.
+        bound = optimizer.clip.finite_bound
+        from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
+        self.information = getattr(optimizer, "information", None) or from_clip
+        self.columns = None if schema is None else Columns(schema, outcome)
+        if schema is not None and example is not None:
+            raise ValueError("example and schema are both given; pass one of them.")
+        if self.columns is not None:
+            example = self.columns.example()
+        self.example = example
+        self.terms = StudyTerms(
+            name,
+            factor,
+            local_steps,
+            privacy,
+            most_change,
+            settings=self._settings(),
+            schema="" if schema is None else schema.to_json(),
+            likelihood=() if example is None else self._values(factor, *example),
+            clip=bound,
+            start_precision=0.0 if self.by_information else self.initial_stddev**-2,
+        )
 
-    def _digest(self) -> str:
-        """Returns a digest of the settings that hospitals must share; functions go by names."""
-        optimizer = [
-            type(self.optimizer).__name__,
-            keras.utils.serialize_keras_object(self.optimizer),
-        ]
+    def _settings(self) -> dict[str, str]:
+        """Returns the settings that hospitals must share, as texts."""
         names = ("family", "clipping", "batch_size", "initial_stddev", "message_clip", "num_shards")
-        likelihood = getattr(self.likelihood, "__qualname__", "")
-        settings = [likelihood, optimizer, *(getattr(self, name) for name in names)]
-        text = json.dumps(settings, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        settings = {name: str(getattr(self, name)) for name in names}
+        kept = keras.utils.serialize_keras_object(self.optimizer)
+        settings["optimizer"] = json.dumps(kept, sort_keys=True, default=str)
+        if self.columns is not None and self.columns.outcome is not None:
+            settings["outcome"] = self.columns.outcome
+        if self.example is None:
+            settings["code"] = _source(self.likelihood)
+        return settings
+
+    def _values(self, prior: Factor, x: Structure, y: Structure | None) -> tuple[float, ...]:
+        """Returns log densities of public records at two values of the parameters."""
+        model = self.bayesian_model
+        records = make_records(
+            by_column("x", x), by_column("y", y), None, dtype=model.dtype, validate=True
+        )
+        values: list[float] = []
+        for phase in (0.0, 1.0):
+            # Fixed points rather than draws, which other versions may make otherwise.
+            away = np.cos(phase + np.arange(1.0, prior.num + 1.0))
+            point = prior.mean + 0.5 * away * np.minimum(prior.stddev, 1.0)
+            params = self.coordinates.bijector.forward(tf.constant(point, self.coordinates.dtype))
+            densities = model.log_prob(params, records.x, records.y).numpy()[:_EXAMPLES]
+            if not np.isfinite(densities).all():
+                raise ValueError(
+                    "example has records that the likelihood finds impossible: pass others."
+                )
+            values += [float(f"{value:.6g}") for value in densities]
+        return tuple(values)
 
     # ------------------------------------------------------------------ the prior
 
@@ -239,6 +307,15 @@ class Study:
           num_draws: Number of draws from the posterior.
         """
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
+
+
+def _source(function: Callable[..., Any]) -> str:
+    """Returns a digest of a function's source text, or its name where there is none."""
+    try:
+        text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    except (OSError, TypeError, SyntaxError):
+        return str(getattr(function, "__qualname__", type(function).__name__))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _rounded(values: np.ndarray, unit: np.ndarray | float) -> np.ndarray:

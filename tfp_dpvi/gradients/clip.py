@@ -106,6 +106,11 @@ class Clip:
             )
 
     @property
+    def finite_bound(self) -> float | None:
+        """C, or None if the clip is off."""
+        return None if self.is_off else self.bound
+
+    @property
     def is_off(self) -> bool:
         """True for an infinite bound: nothing is clipped, and no noise makes the sum private."""
         return math.isinf(self.bound)

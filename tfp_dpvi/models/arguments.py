@@ -20,9 +20,11 @@ from tfp_dpvi.data import (
     RecordSource,
     StreamedData,
     make_records,
+    make_units,
 )
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.sampling.choose import make_sampler
 from tfp_dpvi.training.distribution import Workers
 
@@ -73,6 +75,10 @@ def make_data(
     physical_batch_size: int | None = None,
     validate: bool = True,
     stream: bool | None = None,
+    unit_ids: Identifiers = None,
+    max_rows_per_unit: int | None = None,
+    rows_beyond: str = "random",
+    seed: int | None = None,
 ) -> Data:
     """Returns the records of a fit with their sampler, after checks of the model on their shapes.
 
@@ -89,6 +95,10 @@ def make_data(
       physical_batch_size: The number of records whose gradients are in memory at a time.
       validate: Whether to refuse values that are not finite or impossible under the model.
       stream: Whether to read rows from their source as steps draw them.
+      unit_ids: As in `DPModel.fit`.
+      max_rows_per_unit: As in `DPModel.fit`.
+      rows_beyond: As in `DPModel.fit`.
+      seed: The model's seed, for the choice of rows.
 
     Raises:
       TypeError, ValueError: An argument that does not fit; no privacy was spent.
@@ -96,14 +106,16 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
+    asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     if isinstance(x, tf.data.Dataset):
+        _persons(model, True, *asked)
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError(
                 "y, sample_weight and batch_size are part of the dataset: pass only x."
             )
         public = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         data = DatasetData(x, *public, model.record_dtype)
-        _prepare(model, data.records, sampled=False)
+        _prepare(model, data.records, data.records, sampled=False)
         return data
     if is_batches(x):
         raise TypeError(
@@ -120,14 +132,17 @@ def make_data(
     x, y = by_column("x", x), by_column("y", y)
     sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
+    persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     records = (
         source.probe
         if source
         else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
     )
+    rows = records
+    records = rows if persons is None else persons(rows)
     available = source.num if source else records.num
-    _prepare(model, records)
+    _prepare(model, rows, records)
     num_records = int(num_records or available)
     batch_size = int(batch_size or min(_DEFAULT_BATCH_SIZE, num_records))
     counts = (available, num_records, batch_size, steps_per_epoch)
@@ -135,7 +150,7 @@ def make_data(
         *counts, arrays=lambda: (source.some() if source else records).arrays()
     )
     if validate and source is None:
-        model.check_labels(records)
+        model.check_labels(rows)
     sampler = make_sampler(
         sampling or "poisson",
         num_available=available,
@@ -149,10 +164,40 @@ def make_data(
     return StreamedData(source, *settings) if source else ArrayData(records, *settings)
 
 
-def _prepare(model: Any, records: Records, sampled: bool = True) -> None:
-    """Creates the model's variables, and checks that the records fit it."""
+def _persons(
+    model: Any,
+    streams: bool,
+    unit_ids: Identifiers,
+    max_rows: int | None,
+    rows_beyond: str,
+    seed: int | None,
+) -> Callable[[Records], Records] | None:
+    """Returns what groups rows by person, after checks; None without `unit_ids`."""
+    if unit_ids is None and max_rows is not None:
+        raise ValueError(
+            "max_rows_per_unit without unit_ids: pass the person of each row, or leave it out."
+        )
+    if unit_ids is None:
+        return None
+    if not model.takes_persons:
+        raise ValueError(
+            f"unit_ids: {type(model).__name__} protects single rows only, and would take them for "
+            "persons. Use DPVI, or join each person's rows into one record yourself."
+        )
+    if streams:
+        raise ValueError(
+            "unit_ids: a dataset's batches and streamed records cannot be grouped by person yet; "
+            "pass arrays in memory, such as np.asarray(x)."
+        )
+    return lambda rows: rows.by_person(
+        make_units(unit_ids, rows.num, max_rows, rows_beyond, seed=seed)
+    )
+
+
+def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) -> None:
+    """Creates the model's variables, and checks that the records fit it; rows may be persons'."""
     with model.distribute_strategy.scope():
-        model.prepare(records)
+        model.prepare(rows)
     model.check_records(records)
     replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
     if replicas > 1 and whole:
@@ -218,7 +263,9 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
             )
 
 
-def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> Validation | None:
+def check_validation(
+    data: Any, public: bool, unsafe: bool, dtype: np.dtype, *, persons: bool = False
+) -> Validation | None:
     """Returns `validation_data` as Keras takes it, arrays as a tuple of tensors; or None.
 
     Args:
@@ -226,12 +273,19 @@ def check_validation(data: Any, public: bool, unsafe: bool, dtype: np.dtype) -> 
       public: Whether the records are declared public.
       unsafe: Whether the user accepts exact losses of private records.
       dtype: The float type that records are cast to.
+      persons: Whether the training records are persons with several rows.
 
     Raises:
-      ValueError: private data that are not declared unsafe, or an unsupported form.
+      ValueError: validation data of persons, private data that are not declared unsafe, or an
+        unsupported form.
     """
     if data is None:
         return None
+    if persons:
+        raise ValueError(
+            "validation_data with unit_ids: its rows would be judged one by one, not by person. "
+            "Leave it out, and call evaluate on public rows after the fit."
+        )
     if not (public or unsafe):
         raise ValueError(
             "validation_data: exact validation losses (and early stopping on them) are unaccounted "

@@ -15,9 +15,10 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
-from tfp_dpvi.data import Data, Records, make_records
+from tfp_dpvi.data import Data, Records, UnitRows, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, evaluation, exporting, fitting, saving
@@ -29,7 +30,6 @@ from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.account import Account
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
-from tfp_dpvi.training.distribution import Workers
 
 _OF_KERAS = frozenset(
     {
@@ -171,7 +171,20 @@ class DPModel(Model):
         exact = tape.gradient(loss, self.trainable_variables, unconnected_gradients="zero")
         return {"data_independent": exact, "data_independent_loss": loss}
 
-    def _whole_record_loss(self, record: dict[str, tf.Tensor]) -> tf.Tensor:
+    def _whole_record_loss(self, record: dict[str, Structure]) -> tf.Tensor:
+        """Returns the loss of a record, a sum over a person's rows if it is one."""
+        x = record["x"]
+        if not isinstance(x, UnitRows):
+            return self._row_loss(record)
+        mask = x.mask
+        rows = {**record, "x": x.rows}
+        losses = [
+            self._row_loss(tf.nest.map_structure(lambda part: part[place], rows))  # noqa: B023
+            for place in range(mask.shape[0])
+        ]
+        return tf.reduce_sum(tf.where(mask, tf.stack(losses), tf.zeros_like(losses[0])))
+
+    def _row_loss(self, record: dict[str, Structure]) -> tf.Tensor:
         """Returns `record_loss` plus the losses that layers add, times the record's weight."""
         _tf.clear_losses(self)
         parts = [record[name] for name in ("x", "y") if name in record]
@@ -275,6 +288,11 @@ class DPModel(Model):
     def caveats(self) -> tuple[str, ...]:
         """See `Hooks.caveats`."""
         return ()
+
+    @property
+    def takes_persons(self) -> bool:
+        """See `Hooks.takes_persons`: unless a subclass has another clipped gradient."""
+        return type(self).clipped_gradient is DPModel.clipped_gradient
 
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `Hooks.export_functions`."""
@@ -494,6 +512,9 @@ class DPModel(Model):
         validation_batch_size: int | None = None,
         validate: bool = True,
         stream: bool | None = None,
+        unit_ids: Identifiers = None,
+        max_rows_per_unit: int | None = None,
+        rows_beyond: str = "random",
         **refused: Any,
     ) -> keras.callbacks.History:
         """Trains on private records. Draws Poisson batches itself and spends privacy budget.
@@ -534,6 +555,13 @@ class DPModel(Model):
           stream: whether to read rows from their source as steps draw them; by default for sources,
             and for memory maps and lazy arrays above 2 GiB (smaller ones are read whole, once).
             Batches and guarantee are the same.
+          unit_ids: the person of each row, to protect persons with several rows: N integers, texts
+            or other hashable values, in an array or a column of a frame, in any order. A record is
+            then a person: `num_records` and `batch_size` count persons. None protects single rows.
+          max_rows_per_unit: with `unit_ids`, the public largest number m of a person's rows that
+            are used. Memory and time are those of m rows a person.
+          rows_beyond: "random", or "first" if rows have an order: which m rows of a person with
+            more are used. How many were left out is never shown.
 
         Returns:
           A Keras `History` of epsilon and of public and privatised values.
@@ -548,8 +576,9 @@ class DPModel(Model):
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
         backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        public = (validation_is_public, unsafe_validation)
         validation = arguments.check_validation(
-            validation_data, validation_is_public, unsafe_validation, self.record_dtype
+            validation_data, *public, self.record_dtype, persons=unit_ids is not None
         )
         data = self.make_data(
             x,
@@ -562,6 +591,9 @@ class DPModel(Model):
             steps_per_epoch=steps_per_epoch,
             validate=validate,
             stream=stream,
+            unit_ids=unit_ids,
+            max_rows_per_unit=max_rows_per_unit,
+            rows_beyond=rows_beyond,
         )
         fitting.check_callbacks(self, users, validation)
         private = fitting.private_fit(
@@ -569,8 +601,7 @@ class DPModel(Model):
             state,
             compiled,
             data,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
+            epochs=range(initial_epoch, epochs),
             backup=backup,
             declared=num_records is not None,
         )
@@ -578,11 +609,7 @@ class DPModel(Model):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
             is_unsafe = validation is not None and unsafe_validation and not validation_is_public
-            workers = Workers(self.distribute_strategy)
-            with (
-                fitting.unsafe_validation(self, state, is_unsafe),
-                workers.naming_lost(run.spent),
-            ):
+            with fitting.guarded(self, state, run, is_unsafe):
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
                     # Keras counts steps with it; records are sampled inside the step.
@@ -611,12 +638,19 @@ class DPModel(Model):
           y: As in `fit`.
           sample_weight: As in `fit`.
           **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`,
-            `steps_per_epoch`, `validate` and `stream` of `fit`.
+            `steps_per_epoch`, `validate`, `stream`, `unit_ids`, `max_rows_per_unit` and
+            `rows_beyond` of `fit`.
         """
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size
         return arguments.make_data(
-            self, x, y, sample_weight, physical_batch_size=physical, **settings
+            self,
+            x,
+            y,
+            sample_weight,
+            physical_batch_size=physical,
+            seed=self._dp.seed,
+            **settings,
         )
 
     def mechanism(self, data: Data) -> Mechanism:

@@ -30,7 +30,8 @@ from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
-from tfp_dpvi.data import Records
+from tfp_dpvi.data import Records, make_records, make_units
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, exporting
@@ -49,6 +50,10 @@ _ALL = 2**62
 # To price a private mean of log densities, in nats: their range when clipped, and the mean's error.
 _LOO_RANGE = 10.0
 _LOO_ERROR = 0.05
+_PERSONS_ASSUME = (
+    "the posterior assumes that a person's covariates and number of rows were fixed before the "
+    "outcomes: an earlier outcome among the covariates biases it (the privacy is not affected)."
+)
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
@@ -210,6 +215,7 @@ class DPVI(base.DPModel):
         y: Structure | None = None,
         *,
         public_inputs: Structure | None = None,
+        public_unit_ids: Identifiers = None,
         batch_size: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
@@ -227,6 +233,9 @@ class DPVI(base.DPModel):
           public_inputs: Public or invented records of x that resemble the private ones, for the
             coordinates of scoring steps; they hold for later fits too. Without them, standard
             normal ones are taken: with right ones the intervals are narrower.
+          public_unit_ids: The person of each row of `public_inputs`, if `unit_ids` are passed:
+            public persons should have as many rows as private ones. Without public inputs, 1 to m
+            rows are taken, each number as often.
           batch_size: As for `DPModel.fit`.
           epochs: As for `DPModel.fit`.
           steps_per_epoch: As for `DPModel.fit`.
@@ -253,7 +262,7 @@ class DPVI(base.DPModel):
         if self._scores and is_open and not isinstance(x, tf.data.Dataset):
             batch_size = num_records or _ALL
             steps_per_epoch = NUM_STEPS
-        self._public_inputs = public_inputs
+        self._public_inputs = self._public_persons(public_inputs, public_unit_ids, settings)
         history = super().fit(
             x,
             y,
@@ -265,6 +274,37 @@ class DPVI(base.DPModel):
         )
         self._warn_of_slow_convergence(history.history.get("loss", []))
         return history
+
+    def _public_persons(
+        self,
+        public_inputs: Structure | None,
+        public_unit_ids: Identifiers,
+        settings: dict[str, Any],
+    ) -> Structure | None:
+        """Returns public inputs as `fit` takes the private ones: of persons, or of rows."""
+        persons = settings.get("unit_ids") is not None
+        if persons and public_inputs is not None and public_unit_ids is None:
+            raise ValueError(
+                "public_unit_ids is missing: with unit_ids, pass the person of each row of "
+                "public_inputs, whose numbers of rows set the coordinates."
+            )
+        if public_unit_ids is None:
+            return public_inputs
+        if public_inputs is None or not persons:
+            raise ValueError(
+                "public_unit_ids need public_inputs, and unit_ids for x: pass all three or leave "
+                "it out."
+            )
+        rows = make_records(public_inputs, None, None, dtype=self.record_dtype, validate=True)
+        units = make_units(
+            public_unit_ids,
+            rows.num,
+            settings.get("max_rows_per_unit"),
+            settings.get("rows_beyond", "random"),
+            seed=0,
+            name="public_unit_ids",
+        )
+        return units.group_inputs(rows.x)
 
     def _refuse_unkept_state(self, callbacks: Any) -> None:
         """Raises for what would lose the coordinates of scoring steps, or have several of them."""
@@ -369,6 +409,11 @@ class DPVI(base.DPModel):
 
     def check_records(self, records: Records) -> None:
         """See `Hooks.check_records`: traces the likelihood on the records' shapes."""
+        if self.generative and records.person is not None:
+            raise ValueError(
+                "unit_ids with a model of whole records: a person's rows are modelled by "
+                "likelihood(params, x), and fit(x, y)."
+            )
         if self.generative and records.y is not None:
             raise ValueError(
                 "y was passed, but the likelihood takes only (params), for whole records: call "
@@ -381,6 +426,7 @@ class DPVI(base.DPModel):
                 "likelihood(params), a distribution of whole records, for fit(x)."
             )
         checks.check_no_locals(self.prior, records)
+        checks.check_units(self.bayesian_model, records)
         checks.check_likelihood(self.bayesian_model, records)
         if self._scores:
             self._model.centred.prepare(records, self._public_inputs)
@@ -419,6 +465,11 @@ class DPVI(base.DPModel):
         checks.check_labels(self.bayesian_model, records)
 
     # ------------------------------------------------------------------ the learned model
+
+    @property
+    def takes_persons(self) -> bool:
+        """See `Hooks.takes_persons`."""
+        return True
 
     @property
     def generative(self) -> bool:
@@ -533,6 +584,11 @@ class DPVI(base.DPModel):
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
+        plan = self.privacy_plan
+        persons = plan is not None and plan.person is not None and plan.person.max_rows > 1
+        return (*((_PERSONS_ASSUME,) if persons else ()), *self._caveats_of_posterior())
+
+    def _caveats_of_posterior(self) -> tuple[str, ...]:
         calibrated = self._calibrated()
         if calibrated is not None:
             return tuple(

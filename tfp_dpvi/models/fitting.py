@@ -142,6 +142,7 @@ def make_mechanism(model: Model, compiled: Compiled, data: Data) -> Mechanism:
         accountant=target.accountant,
         randomness=target.randomness or "",
         unsafe_loss=target.unsafe_training_metrics or nothing_private,
+        person=data.records.person,
     )
 
 
@@ -152,8 +153,7 @@ def private_fit(
     compiled: Compiled,
     data: Data,
     *,
-    epochs: int,
-    initial_epoch: int,
+    epochs: range,
     backup: PrivateBackupAndRestore | None,
     declared: bool,
 ) -> Iterator[tuple[PrivateFit | None, int]]:
@@ -164,8 +164,7 @@ def private_fit(
       state: Its state.
       compiled: Its settings.
       data: The records and their sampler.
-      epochs: The last epoch of the fit.
-      initial_epoch: The first one.
+      epochs: The numbers of the fit's epochs.
       backup: The callback that resumes interrupted fits, or None.
       declared: Whether the number of records was declared.
 
@@ -185,7 +184,7 @@ def private_fit(
             else min(_STEPS_PER_CALL, data.steps_per_epoch)
         )
         run, initial_epoch = _begin(
-            model, state, compiled, data, (initial_epoch, epochs), backup, per_call
+            model, state, compiled, data, (epochs.start, epochs.stop), backup, per_call
         )
         account.inputs = input_specs(data.records)
         account.num_records = data.num_records
@@ -344,6 +343,21 @@ def unsafe_validation(model: Model, state: State, is_unsafe: bool) -> Iterator[N
     finally:
         state.unsafe_validation = False
         model.test_function = None
+
+
+@contextlib.contextmanager
+def guarded(model: Model, state: State, run: PrivateFit, is_unsafe: bool) -> Iterator[None]:
+    """Marks unsafe validation values, and names workers that are lost in a fit.
+
+    Args:
+      model: As for `unsafe_validation`.
+      state: As for `unsafe_validation`.
+      run: The fit.
+      is_unsafe: As for `unsafe_validation`.
+    """
+    workers = Workers(model.distribute_strategy)
+    with unsafe_validation(model, state, is_unsafe), workers.naming_lost(run.spent):
+        yield
 
 
 def complete_history(model: Model, epochs: int) -> keras.callbacks.History:

@@ -55,6 +55,10 @@ class Hooks(Protocol):
     def record_dtype(self) -> np.dtype:
         """The float type that records are cast to."""
 
+    @property
+    def takes_persons(self) -> bool:
+        """True if a record may be a person with several rows: an x that is a `UnitRows`."""
+
     # ------------------------------------------------------------------ before a fit
 
     def prepare(self, records: Records) -> None:

@@ -15,7 +15,7 @@ from tfp_dpvi.optimizers.dp_keras import (
     privatize,
 )
 from tfp_dpvi.optimizers.reach import largest_move
-from tfp_dpvi.optimizers.scoring import ScoringOptimizer
+from tfp_dpvi.optimizers.scoring import InformationOptimizer, ScoringOptimizer
 from tfp_dpvi.optimizers.termwise import (
     TermwiseDPKerasAdagradOptimizer,
     TermwiseDPKerasAdamOptimizer,
@@ -29,6 +29,7 @@ __all__ = [
     "DPKerasAdamOptimizer",
     "DPKerasSGDOptimizer",
     "DPOptimizer",
+    "InformationOptimizer",
     "PrivatizedGradients",
     "ScoringOptimizer",
     "TermwiseDPKerasAdagradOptimizer",

@@ -28,6 +28,7 @@ from tfp_dpvi.privacy.termwise import (
     termwise_noise,
 )
 from tfp_dpvi.privacy.tradeoff import AttackBound
+from tfp_dpvi.privacy.unit import PersonUnit
 
 __all__ = [
     "ACCOUNTANTS",
@@ -41,6 +42,7 @@ __all__ = [
     "LedgerEntry",
     "LedgerError",
     "NeighboringRelation",
+    "PersonUnit",
     "PoissonSampling",
     "PrivacyLedger",
     "PrivacyPlan",

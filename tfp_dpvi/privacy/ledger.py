@@ -221,6 +221,7 @@ class PrivacyLedger:
         """
         state = self._state()
         state.check_relation(plan.neighboring_relation)
+        state.check_unit(plan)
         most = plan.num_releases
         for budget in (*(EpsilonBudget(*pair) for pair in budgets), state.budget):
             if budget is not None and most:
@@ -318,6 +319,7 @@ class PrivacyLedger:
     ) -> None:
         relation = kind.plan.neighboring_relation
         state.check_relation(relation)
+        state.check_unit(kind.plan)
         if kind not in state.charged:
             common_accountant(composed({**state.charged, kind: 1}), relation)
         for budget in (state.budget, *budgets):
@@ -484,6 +486,10 @@ class PrivacyLedger:
     def check_relation(self, relation: NeighboringRelation) -> None:
         """Raises `UnsupportedPairError` if releases are under another neighboring relation."""
         self._state().check_relation(relation)
+
+    def check_unit(self, plan: PrivacyPlan) -> None:
+        """Raises `UnsupportedPairError` if releases protect another unit than a plan does."""
+        self._state().check_unit(plan)
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:

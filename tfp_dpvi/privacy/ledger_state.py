@@ -225,6 +225,26 @@ class LedgerState:
                 "fit under the ledger's neighboring relation, or use another ledger."
             )
 
+    @property
+    def units(self) -> frozenset[str]:
+        """The units of privacy of all releases, "record" or "person"; empty without releases."""
+        return frozenset(unit_of(kind.plan) for kind in self.charged)
+
+    def check_unit(self, plan: PrivacyPlan) -> None:
+        """Raises `UnsupportedPairError` if releases protect another unit than a plan does."""
+        unit = unit_of(plan)
+        if self.units - {unit}:
+            raise UnsupportedPairError(
+                f"The ledger's releases protect another unit of privacy than this {unit}, and such "
+                "guarantees do not compose:\n"
+                "pass unit_ids to all fits of these data or to none, or use another ledger."
+            )
+
+
+def unit_of(plan: PrivacyPlan) -> str:
+    """Returns a plan's unit of privacy, "record" or "person"."""
+    return "record" if plan.person is None else "person"
+
 
 @functools.lru_cache(maxsize=1024)
 def _plan_of(text: str) -> PrivacyPlan:

@@ -14,9 +14,10 @@ from tfp_dpvi.privacy.errors import BudgetExhaustedError
 from tfp_dpvi.privacy.sampling import FullBatch, SamplingScheme, scheme_from_json
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json, Sensitivity
 from tfp_dpvi.privacy.tradeoff import AttackBound
+from tfp_dpvi.privacy.unit import PersonUnit
 
 PLAN_SCHEMA_VERSION = 1
-_SOMETIMES = ("purpose", "metrics", "randomness")
+_SOMETIMES = ("purpose", "metrics", "randomness", "person")
 #: The fields that epsilon depends on, none of which is left to a default.
 _NEEDED = (
     *("sampling", "noise_multiplier", "num_releases"),
@@ -44,6 +45,8 @@ class PrivacyPlan:
       metrics: The names of the privatised metrics that are released with each step.
       randomness: "secure" if noise, and samples that `fit` draws itself, come from a cryptographic
         generator; else empty.
+      person: What a person is, if the sums are of one contribution of each person instead of each
+        row; "record" below then means all rows of a person. None if a row is a record.
 
     #### Formal guarantee
 
@@ -84,6 +87,7 @@ class PrivacyPlan:
     purpose: str | None = None
     metrics: tuple[str, ...] = ()
     randomness: str = ""
+    person: PersonUnit | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -109,6 +113,8 @@ class PrivacyPlan:
             raise TypeError(f"metrics={check.shown(names)} are no names; pass a tuple of strings.")
         put(self, "metrics", tuple(names))
         check.one_of("randomness", self.randomness, ("", "secure"))
+        if self.person is not None and not isinstance(self.person, PersonUnit):
+            raise TypeError(f"person={check.shown(self.person)} is no PersonUnit, nor None.")
         if self.purpose is not None:
             check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)
@@ -282,6 +288,8 @@ class PrivacyPlan:
         fields["sensitivity"] = Sensitivity(
             **check.fields("sensitivity", fields["sensitivity"], needed=needed, known=needed)
         )
+        if fields.get("person") is not None:
+            fields["person"] = PersonUnit.from_json(fields["person"])
         return cls(**fields)
 
 

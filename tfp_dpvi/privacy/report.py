@@ -16,10 +16,11 @@ from tfp_dpvi.privacy.accountants import get_accountant
 from tfp_dpvi.privacy.budgets import EpsilonBudget
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json
+from tfp_dpvi.privacy.unit import PersonUnit
 
 REPORT_SCHEMA_VERSION = 1
 _PLAN_FACTS = ("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity")
-_OTHER_FACTS = ("purpose", "metrics", "randomness")
+_OTHER_FACTS = ("purpose", "metrics", "randomness", "person")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +40,12 @@ class PrivacyReport:
         `sampling_description`, `noise_multiplier`, `l2_norm_clip`, `sensitivity`, `num_releases`
         and `dp_event` (Python code for the same accountant of dp_accounting). It has `purpose` if
         the release is not training, `metrics` if some were released with the steps, and
-        `randomness` "secure" if noise came from a cryptographic generator.
+        `randomness` "secure" if noise came from a cryptographic generator, and `person`, the
+        attributes of `PersonUnit`, if the sums are of persons instead of rows.
       num_releases: The number of noisy sums that were released or reserved.
       unconfirmed_steps: The number of reserved and not confirmed steps; they count as released.
       budget_epsilon: The model's lifetime budget; None without one.
-      num_records: The number of records; None if it is unknown.
+      num_records: The number of records, or of persons; None if it is unknown.
       num_records_declared: False if the number was counted from the data; None if unknown.
       seeded: True if noise was drawn from a fixed seed, which can remove it.
       caveats: Sentences that limit the guarantee. Those that begin with "NOT PRIVATE" void it.
@@ -165,6 +167,11 @@ class PrivacyReport:
         return tuple(caveat for caveat in self.caveats if caveat.startswith("NOT PRIVATE"))
 
     @property
+    def unit(self) -> str:
+        """The unit of privacy: "record", or "person" with all rows of a person."""
+        return "person" if any("person" in run for run in self.releases) else "record"
+
+    @property
     def budget_left(self) -> float | None:
         """The budget minus the epsilon spent, at least 0. Later releases compose better."""
         if self.budget_epsilon is None:
@@ -176,7 +183,7 @@ class PrivacyReport:
         """The advantage in a sentence for the person whose record it is; None if not private."""
         if not self.private:
             return None
-        return plain_words(self.advantage, self.neighboring_relation)
+        return plain_words(self.advantage, self.neighboring_relation, self.unit)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -188,7 +195,7 @@ class PrivacyReport:
         return (
             *((seeded,) if self.seeded else ()),
             *self.unsafe,
-            *size_warnings(self.epsilon, self.delta, self.num_records),
+            *size_warnings(self.epsilon, self.delta, self.num_records, self.unit),
         )
 
     def to_json(self) -> Json:
@@ -206,7 +213,7 @@ class PrivacyReport:
         return {
             "schema_version": REPORT_SCHEMA_VERSION,
             **data,
-            "unit": "record",
+            "unit": self.unit,
             "budget_left": self.budget_left,
             "private": self.private,
             "plain_words": self.plain_words,
@@ -241,9 +248,12 @@ class PrivacyReport:
 
 def _release_facts(entry: LedgerEntry, halve: bool) -> Json:
     data = entry.plan.to_json()
+    sampling = entry.plan.sampling.describe()
     return {
         **{name: data[name] for name in (*_PLAN_FACTS, *_OTHER_FACTS) if name in data},
-        "sampling_description": entry.plan.sampling.describe(),
+        "sampling_description": sampling.replace("record", "person")
+        if "person" in data
+        else sampling,
         "num_releases": entry.steps,
         "dp_event": _event_text(entry.dp_event, halve),
     }
@@ -278,8 +288,9 @@ _NOT_COVERED = (
     "the search for settings (learning rate, clip, batch size, model, prior) if it used these "
     "records: every trial spends budget, and trials outside this ledger are not counted",
     "the choice of prior and model: they are assumed to be public",
-    "the number of records, {num_records}: it is assumed to be public{declared}",
+    "the number of {unit}s, {num_records}: it is assumed to be public{declared}",
     "{attributes}",
+    "{identifiers}",
     "the check of record values before training (missing or malformed values), which the holder "
     "of the data runs and whose outcome should stay there",
     "losses and metrics computed on these records directly, for example with model.evaluate, and "
@@ -298,9 +309,13 @@ _NOT_COVERED = (
     "{generator}",
 )
 
+_IDENTIFIERS = (
+    "rows of one person under several identifiers, which count as several persons; and what the "
+    "identifiers are derived from: they are taken as they were passed, and never leave"
+)
 _ATTRIBUTES = (
     "single attributes of a person who is known to take part, for example a diagnosis: changing "
-    "one replaces a record, for which these results are only (2 epsilon, (1 + exp(epsilon)) "
+    "one replaces a {unit}, for which these results are only (2 epsilon, (1 + exp(epsilon)) "
     "delta)-differentially private; the relation replace_one accounts for it"
 )
 _SECURE = "from a cryptographic generator, keyed by the operating system"
@@ -316,13 +331,15 @@ _GENERATORS = {
     "none": "the pseudo-random generator: the proof assumes true randomness",
 }
 _FILTER_COVERS = "; the figures above do not cover it, the ledger's adaptive budget does"
-_UNIT = (
-    "one record. The guarantee compares the result on the data with the result on the same data "
-    "with any one record "
-)
+_SAME_DATA = ". The guarantee compares the result on the data with the result on the same data "
+_UNIT = f"one record{_SAME_DATA}with any one record "
+_PERSON = f"one person, with all rows of this person{_SAME_DATA}with "
 _UNITS = {
-    "add_or_remove_one": _UNIT + "added or removed",
-    "replace_one": _UNIT + "replaced by any other",
+    ("record", "add_or_remove_one"): _UNIT + "added or removed",
+    ("record", "replace_one"): _UNIT + "replaced by any other",
+    ("person", "add_or_remove_one"): _PERSON + "all rows of any one person added or removed",
+    ("person", "replace_one"): _PERSON
+    + "one person's whole record, all rows, replaced by any other person's",
 }
 _ACCOUNTANTS = {
     "pld": (
@@ -339,32 +356,45 @@ _OTHER_ADVANTAGES = (
     "accounting below, an upper bound"
 )
 _UNKNOWN_TO_ATTACKER = {
-    "add_or_remove_one": "everything about you but whether your record is in these data",
-    "replace_one": "everything in these data but which of two records is yours",
+    ("record", "add_or_remove_one"): (
+        "everything about you but whether your record is in these data"
+    ),
+    ("record", "replace_one"): "everything in these data but which of two records is yours",
+    ("person", "add_or_remove_one"): (
+        "everything about you, with all your rows, but whether they are in these data"
+    ),
+    ("person", "replace_one"): (
+        "everything in these data but which of two persons' rows are yours"
+    ),
 }
 
 
-def plain_words(advantage: float, neighboring_relation: str) -> str:
+def plain_words(advantage: float, neighboring_relation: str, unit: str = "record") -> str:
     """Returns a sentence on an attacker's advantage for the person whose record it is.
 
     Args:
       advantage: A number between 0 and 1, see `AttackBound`.
       neighboring_relation: "add_or_remove_one" or "replace_one".
+      unit: The unit of privacy, "record" or "person".
     """
+    unknown = _UNKNOWN_TO_ATTACKER[unit, neighboring_relation]
     return (
-        f"A person who knows {_UNKNOWN_TO_ATTACKER[neighboring_relation]}, and who would guess "
+        f"A person who knows {unknown}, and who would guess "
         "right half the time without these results, guesses right at most "
         f"{up(50.0 * (1.0 + advantage), 3)} times in 100 with them."
     )
 
 
-def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list[str]:
+def size_warnings(
+    epsilon: float, delta: float, num_records: int | None, unit: str = "record"
+) -> list[str]:
     """Returns warnings about values of epsilon and delta that give little protection.
 
     Args:
       epsilon: The privacy loss, or infinity.
       delta: Its delta.
       num_records: The number of records; None if it is unknown, which leaves delta unchecked.
+      unit: The unit of privacy, "record" or "person".
     """
     sentences = []
     if math.isinf(epsilon):
@@ -378,9 +408,9 @@ def size_warnings(epsilon: float, delta: float, num_records: int | None) -> list
         )
     if num_records is not None and delta > 0.1 / num_records:
         sentences.append(
-            f"delta {delta:g} is large for {num_records} records: it should stay below "
+            f"delta {delta:g} is large for {num_records} {unit}s: it should stay below "
             f"{0.1 / num_records:.1e}, a tenth of one over their number, since a mechanism may "
-            "publish a random record with probability delta times their number."
+            f"publish a random {unit} with probability delta times their number."
         )
     return sentences
 
@@ -407,7 +437,9 @@ def _event_text(event: DpEvent, halve: bool) -> str:
 def _covered(report: PrivacyReport) -> list[str]:
     purposes = dict.fromkeys(run["purpose"] for run in report.releases if "purpose" in run)
     included = "which were released with noise and are included"
-    return [*_COVERED, *(f"{purpose}, {included}" for purpose in purposes)]
+    rows = ["all rows of a person together, and their number, however many rows the person has"]
+    persons = rows if report.unit == "person" else []
+    return [*persons, *_COVERED, *(f"{purpose}, {included}" for purpose in purposes)]
 
 
 def _not_covered(report: PrivacyReport) -> list[str]:
@@ -420,13 +452,18 @@ def _not_covered(report: PrivacyReport) -> list[str]:
     budget = report.ledger_budget
     kept = budget is not None and budget["adaptive"] and budget["spent"] <= budget["limit"]
     secure = [run.get("randomness") == "secure" for run in report.releases]
+    persons = report.unit == "person"
     how_many = "all" if secure and all(secure) else "some" if any(secure) else "none"
     fields = {
         "num_records": known,
         "generator": _GENERATORS[how_many],
         "declared": declared[report.num_records_declared],
         "adaptive": _FILTER_COVERS if kept else "",
-        "attributes": _ATTRIBUTES if report.neighboring_relation == "add_or_remove_one" else "",
+        "attributes": _ATTRIBUTES.format(unit="person's whole record" if persons else "record")
+        if report.neighboring_relation == "add_or_remove_one"
+        else "",
+        "identifiers": _IDENTIFIERS if persons else "",
+        "unit": report.unit,
     }
     sentences = [sentence.format(**fields) for sentence in _NOT_COVERED]
     return [sentence for sentence in sentences if sentence]
@@ -449,10 +486,11 @@ def _headline(report: PrivacyReport) -> str:
             f"({epsilon}, {delta})-differentially private."
         )
     replaced = report.neighboring_relation == "replace_one"
+    one = "person's whole record" if report.unit == "person" else "record"
     change = "as it is or replaced by another" if replaced else "present or absent"
     factor = math.exp(report.epsilon) if report.epsilon < 700.0 else math.inf
     return (
-        f"The results are ({epsilon}, {delta})-differentially private: whether any one record is "
+        f"The results are ({epsilon}, {delta})-differentially private: whether any one {one} is "
         f"{change} changes the probability of any outcome by a factor of at most {shown(factor)}, "
         f"up to {delta} in absolute terms."
     )
@@ -461,7 +499,8 @@ def _headline(report: PrivacyReport) -> str:
 def _facts(report: PrivacyReport) -> list[tuple[str, str]]:
     facts = [
         ("Data set", report.dataset_id or "not named"),
-        ("Unit of privacy", _UNITS[report.neighboring_relation]),
+        ("Unit of privacy", _UNITS[report.unit, report.neighboring_relation]),
+        *_row_facts(report),
         ("Adjacency", report.neighboring_relation.replace("_", " ")),
         ("Epsilon spent", f"{shown(report.epsilon)} at delta {report.delta:g}"),
     ]
@@ -483,6 +522,14 @@ def _facts(report: PrivacyReport) -> list[tuple[str, str]]:
             "as released)"
         )
     return [*facts, ("Releases so far", released)]
+
+
+def _row_facts(report: PrivacyReport) -> list[tuple[str, str]]:
+    """Returns which rows of persons took part, in as many ways as fits had."""
+    units = (PersonUnit.from_json(run["person"]) for run in report.releases if "person" in run)
+    words = dict.fromkeys(unit.in_words for unit in units)
+    hidden = "how many rows were left out is not shown"
+    return [("Rows", f"{'; or '.join(words)}; {hidden}")] if words else []
 
 
 def _attack_facts(report: PrivacyReport) -> list[tuple[str, str]]:
@@ -532,15 +579,17 @@ def _release_text(run: Json) -> str:
     clip = run["l2_norm_clip"]
     bound = "a fixed bound" if clip is None else f"length {clip:g}"
     what = run.get("purpose", f"{run['num_releases']:,} steps")
+    unit = "person" if "person" in run else "record"
+    each = f"{unit}'s contribution" + (", of all rows together," if "person" in run else "")
     text = (
-        f"{what}; {run['sampling_description']}; each record's contribution clipped to {bound}; "
+        f"{what}; {run['sampling_description']}; each {each} clipped to {bound}; "
         f"Gaussian noise of {down(run['noise_multiplier'], 6)} times that bound"
     )
     if run["sensitivity"] != dataclasses.asdict(PER_RECORD_CLIP):
         presence = up(run["sensitivity"]["add_or_remove"], 6)
         replacement = up(run["sensitivity"]["replace"], 6)
         text += (
-            ", times each part's scale; over these scales one record's presence moves what is "
+            f", times each part's scale; over these scales one {unit}'s presence moves what is "
             f"released by up to {presence} times that bound, its replacement by up to "
             f"{replacement} times"
         )

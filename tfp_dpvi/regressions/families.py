@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi import local
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.data import Binary, Categorical, Column, Integer
 from tfp_dpvi.data.columns import Numeric
@@ -22,6 +23,9 @@ LINKS = {
     "categorical": "logit of each level against the first",
     "ordinal": "cumulative logit",
 }
+
+NUM_POINTS = 15
+"""The values of a person's intercept over which it is summed out."""
 
 INTERCEPT_SD = 2.5
 """The default prior's standard deviation of an intercept, on the model's scale."""
@@ -146,11 +150,13 @@ class Layout:
       num_common: The number of common columns.
       has_intercept: Whether there is an intercept (an ordinal outcome's thresholds are instead).
       group_sizes: The number of columns of each group effect.
+      unit: The column of persons if each has an intercept of their own, else "".
     """
 
     num_common: int
     has_intercept: bool
     group_sizes: tuple[int, ...] = ()
+    unit: str = ""
 
     @property
     def group_index(self) -> list[int]:
@@ -194,6 +200,8 @@ def make_prior(
         parts["sigma"] = tfd.HalfNormal(np.float32(auxiliary))
     if family == "negative_binomial":
         parts["alpha"] = tfd.LogNormal(np.float32(0.0), np.float32(1.0))
+    if columns.unit:
+        parts["unit_sd"] = tfd.HalfNormal(np.float32(auxiliary))
     if columns.group_sizes:
         num = len(columns.group_sizes)
         index = columns.group_index
@@ -240,18 +248,33 @@ def likelihood(
         score += tf.linalg.matvec(x[:, :num], params["coefficients"])
     if layout["group_sizes"]:
         score += tf.linalg.matvec(x[:, num + 1 :], params["group"])
+    if layout["has_intercept"]:
+        score += params["intercept"]
+    if not layout.get("unit"):
+        return _outcomes(params, score, family, outcome)
+    if family == "normal":
+        return local.unit_normal(score, params["sigma"], params["unit_sd"])
+    score = score[:, None]
+    return local.unit_quadrature(
+        lambda z: _outcomes(params, score + params["unit_sd"] * z, family, outcome),
+        num_points=NUM_POINTS,
+    )
+
+
+def _outcomes(
+    params: dict[str, tf.Tensor], score: tf.Tensor, family: str, outcome: dict[str, Any]
+) -> tfd.Distribution:
+    """Returns the distribution of outcomes of a score, of any shape."""
     if family == "ordinal":
         cuts = params["threshold"][None]
         if outcome["levels"] > 2:
-            zero = tf.zeros([1], x.dtype)
+            zero = tf.zeros([1], score.dtype)
             cuts = params["threshold"] + tf.concat([zero, tf.cumsum(params["gaps"])], axis=0)
-        return tfd.OrderedLogistic(cuts, score, dtype=x.dtype)
-    if layout["has_intercept"]:
-        score += params["intercept"]
+        return tfd.OrderedLogistic(cuts, score, dtype=score.dtype)
     if family == "normal":
         return tfd.Normal(score, params["sigma"])
     if family == "bernoulli":
-        return tfd.Bernoulli(logits=score, dtype=x.dtype)
+        return tfd.Bernoulli(logits=score, dtype=score.dtype)
     if family == "poisson":
         return tfd.Poisson(log_rate=score)
     alpha = params["alpha"]

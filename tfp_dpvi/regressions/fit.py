@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import Schema
+from tfp_dpvi.data import Schema, frames
 from tfp_dpvi.data.columns import Numeric, converted
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.regressions import words
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     COEFFICIENT_SD,
@@ -25,13 +29,17 @@ from tfp_dpvi.regressions.families import (
     make_prior,
     outcome_of,
 )
+from tfp_dpvi.regressions.measured import measure
 from tfp_dpvi.regressions.result import Parts, Regression
 
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
 
-# Invented records whose rows set the coordinates of scoring steps.
+# Invented records whose rows set the coordinates of scoring steps, or so many a coefficient.
 _NUM_PUBLIC = 2000
+_PUBLIC_EACH = 16
+# Coefficients, levels of groups and scales that scoring steps can learn.
+MOST_COEFFICIENTS = 512
 _SEED_PUBLIC = 7
 
 
@@ -48,8 +56,12 @@ def regression(
     missing: str | None = None,
     outside: str = "refuse",
     constants: Mapping[str, Any] | None = None,
+    measured: Sequence[str] = (),
+    share: float = 0.1,
     num_records: int | None = None,
     seed: int | None = None,
+    unit: str | None = None,
+    max_rows_per_unit: int | None = None,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
 
@@ -60,7 +72,8 @@ def regression(
       data: A data set with the formula's columns, one row a record; others are ignored.
       family: "normal", "bernoulli", "poisson", "negative_binomial", "categorical" or "ordinal".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
-      epsilon: The privacy loss of the fit.
+      epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
+        with a new one, that of the fit.
       delta: Its delta, below one over the number of records.
       priors: Priors by the names of terms, coefficients or "Intercept": a pair of mean and standard
         deviation, or a `tfd.Normal`, in the units of the formula. That of "Intercept" is for
@@ -72,8 +85,17 @@ def regression(
         value, or a level of their own, and an indicator column is added.
       outside: "refuse", or "clip" for numbers outside of their bounds.
       constants: Public numbers or lists that the formula names, such as knots.
+      measured: Columns whose typical values or shares are not public: these are released first, in
+        the same ledger, for `share` of epsilon and delta.
+      share: See `measured`.
       num_records: The public number of records; by default the exact one is taken as public.
       seed: Makes the noise repeatable, and the result *not private*.
+      unit: The column of persons, to protect persons with several rows instead of rows: integers
+        or texts, which need no schema and never leave. `(1 | unit)` in the formula gives each
+        person an intercept, which is integrated out; without it, rows of a person are taken as
+        independent given the covariates. `num_records` then counts persons.
+      max_rows_per_unit: With `unit`, the public largest number of rows of a person that are used,
+        chosen at random.
 
     Returns:
       The fitted `Regression`.
@@ -105,30 +127,131 @@ def regression(
     check.one_of("family", family, FAMILIES)
     if not isinstance(schema, Schema):
         schema = Schema.from_dict(schema)
-    design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
+    fixed, has_unit_effect = _without_unit(formula, unit)
+    design = Design(fixed, schema, missing=missing, outside=outside, constants=constants)
     column = schema.columns[design.outcome]
     check_outcome(family, design.outcome, column)
     if design.has_transformed_outcome and family != "normal":
         raise ValueError(
             f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
         )
-    if family == "categorical" and design.groups:
+    if family == "categorical" and (design.groups or has_unit_effect):
         raise ValueError('family="categorical" has no group effects: use common ones, + g.')
-    parts = _parts(design, family, priors or {})
+    persons = _persons(data, design, unit, max_rows_per_unit, measured)
+    person = unit or "" if has_unit_effect else ""
+    parts = _parts(design, family, priors or {}, person)
+    _check_size(parts)
+    y = _outcome_values(design, family, parts.outcome, data)
+    rows = design.rows(data)
+    if measured:
+        # All else was checked: what comes spends privacy.
+        part = check.probability("share", share)
+        _check_left(ledger, epsilon, delta, part)
+        schema, ledger = measure(
+            design.schema,
+            measured,
+            data,
+            ledger,
+            epsilon=epsilon * part,
+            delta=delta * part,
+            num_records=num_records,
+            seed=seed,
+        )
+        design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
+        parts = dataclasses.replace(
+            _parts(design, family, priors or {}, person), measured=tuple(measured), share=part
+        )
+        y = _outcome_values(design, family, parts.outcome, data)
+        rows = design.rows(data)
     model = DPVI(
         functools.partial(make_prior, **parts.prior),
         functools.partial(likelihood, **parts.likelihood),
         seed=seed,
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
-    y = _outcome_values(design, family, parts.outcome, data)
-    x = parts.inputs(design.rows(data))
-    public = parts.inputs(design.rows(design.simulated(_NUM_PUBLIC, _SEED_PUBLIC)))
-    model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0)
-    return Regression(design, parts, model)
+    x = parts.inputs(rows)
+    num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
+    public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
+    if persons:
+        persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
+    with words.own_log():
+        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **persons)
+    result = Regression(design, parts, model)
+    for sentence in result.warnings:
+        words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
+    return result
 
 
-def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
+def _persons(
+    data: TableData, design: Design, unit: str | None, most: int | None, measured: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the arguments of a fit that say whose rows are whose; none without persons."""
+    if unit is None:
+        if most is not None:
+            raise ValueError(
+                f"max_rows_per_unit={check.shown(most)} needs unit=: name the column of persons."
+            )
+        return {}
+    ids = _column(data, unit)
+    if unit in design.schema.columns:
+        raise ValueError(
+            f"unit={unit!r} is also a covariate of the formula: use (1 | {unit}) for an intercept "
+            "of each person."
+        )
+    if measured:
+        raise ValueError(
+            f"measured={list(measured)} releases values of rows, and unit={unit!r} protects "
+            "persons: declare typical values in the schema."
+        )
+    return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most or 0, 1)}
+
+
+def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
+    spent = 0.0 if ledger is None or not ledger.num_releases else ledger.epsilon(delta)
+    if spent >= (1.0 - share) * epsilon:
+        raise ValueError(
+            f"epsilon={epsilon:g} is the total of the ledger, of which {spent:.3g} was spent: too "
+            "little is left to measure columns and to fit."
+        )
+
+
+def _check_size(parts: Parts) -> None:
+    if parts.num_coefficients > MOST_COEFFICIENTS:
+        raise ValueError(
+            f"formula has {parts.num_coefficients} coefficients, levels of groups included, more "
+            f"than {MOST_COEFFICIENTS}: merge levels in the schema, or leave out terms."
+        )
+
+
+def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
+    """Returns the formula without an intercept of each person, and whether it had one."""
+    if unit is None or not isinstance(formula, str):
+        return formula, False
+    check.text("unit", unit, "pass the name of a column")
+    term = rf"\(\s*1\s*\|\s*`?{re.escape(unit)}`?\s*\)"
+    fixed = re.sub(rf"\+\s*{term}|{term}\s*\+|{term}", "", formula)
+    if fixed.rstrip().endswith("~"):
+        fixed += " 1"
+    return fixed.strip(), fixed != formula
+
+
+def _column(data: TableData, name: str) -> Identifiers:
+    """Returns a column of identifiers, as it is."""
+    is_frame = frames.container_of(data) is not None
+    columns = frames.columns_of(data) if is_frame else data
+    if name not in columns:
+        raise ValueError(f"unit={check.shown(name)} is no column of data.")
+    return columns[name]
+
+
+def _public_persons(num_rows: int, most: int) -> np.ndarray:
+    """Returns the person of each of some invented rows: as many have 1 row as 2, up to m."""
+    cycle = np.repeat(np.arange(most), np.arange(1, most + 1))
+    rounds = np.arange(num_rows) // len(cycle)
+    return np.resize(cycle, num_rows) + most * rounds
+
+
+def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str = "") -> Parts:
     """Returns the model's description as plain values."""
     column = design.schema.columns[design.outcome]
     location, scale = 0.0, 1.0
@@ -141,7 +264,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any]) -> Parts:
             location, scale = float(simulated.mean()), float(simulated.std())
     outcome = outcome_of(family, column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
-    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes)
+    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes, person)
     unit = outcome.scale if family == "normal" else 1.0
     given, intercept = _priors(design, priors, unit, COEFFICIENT_SD[family])
     centre = 0.0 if family in ("normal", "categorical") else outcome.location

@@ -19,7 +19,8 @@ from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
-from tfp_dpvi.regressions.families import LINKS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.families import LINKS, NUM_POINTS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
     import pandas
@@ -43,6 +44,8 @@ class Parts:
       intercept: Those of the intercept or the first threshold.
       location: What is subtracted from each common column.
       scale: What it is divided by.
+      measured: Columns whose typical values or shares were released first.
+      share: The share of epsilon and delta for that release.
     """
 
     family: str
@@ -52,6 +55,8 @@ class Parts:
     intercept: tuple[float, float]
     location: tuple[float, ...]
     scale: tuple[float, ...]
+    measured: tuple[str, ...] = ()
+    share: float = 0.0
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -69,6 +74,15 @@ class Parts:
         outcome["cuts"] = list(outcome["cuts"])
         layout["group_sizes"] = list(layout["group_sizes"])
         return {"family": self.family, "outcome": outcome, "layout": layout}
+
+    @property
+    def num_coefficients(self) -> int:
+        """The number of parameters that the likelihood reads."""
+        layout, levels = self.layout, self.outcome.levels
+        if self.family == "categorical":
+            return (levels - 1) * (layout.num_common + layout.has_intercept)
+        own = {"ordinal": levels - 1, "normal": 1, "negative_binomial": 1}.get(self.family, 0)
+        return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
 
     def inputs(self, rows: Rows) -> np.ndarray:
         """Returns the model's inputs, float32 [n, columns].
@@ -124,6 +138,8 @@ class Parts:
             for number, label in enumerate(group.labels):
                 named[label] = draws["group"][:, first + number] * unit
             first += len(group.labels)
+        if self.layout.unit:
+            named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit
         return named
 
     def names_of_model(self, design: Design) -> dict[str, str]:
@@ -149,6 +165,8 @@ class Parts:
             for number, label in enumerate(group.labels):
                 found[label] = f"group[{first + number}]"
             first += len(group.labels)
+        if self.layout.unit:
+            found[f"sd(1|{self.layout.unit})"] = "unit_sd"
         return {**found, "sigma": "sigma", "alpha": "alpha"}
 
 
@@ -198,19 +216,12 @@ class Regression:
 
     @property
     def warnings(self) -> list[str]:
-        """Sentences on what is wrong, or may be, with the intervals."""
+        """Sentences on what is wrong, or may be, with the intervals, and what to do."""
         checks = self._posterior_summary.checks
         if checks is None:
-            return ["the posterior is not calibrated: its intervals do not include the noise"]
-        return [self._translated(sentence) for sentence in checks.warnings]
-
-    def _translated(self, sentence: str) -> str:
-        """Returns a sentence with the formula's names for the model's."""
-        ours = self.parts.names_of_model(self.design)
-        for name, inner in sorted(ours.items(), key=lambda pair: -len(pair[1])):
-            if "[" in inner:
-                sentence = sentence.replace(inner, name)
-        return sentence
+            return [NO_POSTERIOR]
+        names = self.parts.names_of_model(self.design)
+        return [in_own_words(each, self.parts.family, names) for each in checks.warnings]
 
     def summary(self, level: float = 0.94) -> pandas.DataFrame:
         """Returns a table of coefficients in the units of the formula.
@@ -272,6 +283,19 @@ class Regression:
         if parts.family == "negative_binomial":
             found.append("prior of alpha (variance = mean + alpha mean^2): lognormal(0, 1)")
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
+        if parts.measured:
+            found.append(
+                f"typical values of {', '.join(parts.measured)}: released from the records for "
+                f"{parts.share:.0%} of epsilon and delta"
+            )
+        if parts.layout.unit:
+            found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
+        plan = self.model.privacy_account.plan
+        person = None if plan is None else plan.person
+        if person is not None:
+            found.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
+        if person is not None and not parts.layout.unit:
+            found.append("rows of a person: independent given the covariates")
         if design.missing is not None:
             found.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
@@ -293,8 +317,10 @@ class Regression:
 
     def _heading(self) -> str:
         report = self.model.privacy_report()
+        unit = self.parts.layout.unit
+        formula = self.design.formula + (f" + (1 | {unit})" if unit else "")
         return (
-            f"{self.design.formula}   ({self.parts.family}, {report.num_records} records, "
+            f"{formula}   ({self.parts.family}, {report.num_records} {report.unit}s, "
             f"epsilon {report.epsilon:.2g}, delta {report.delta:.2g})"
         )
 
@@ -369,10 +395,27 @@ class Regression:
 
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
-        family, outcome = self.parts.family, self.parts.outcome
         draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         generator = np.random.default_rng(seed)
         scores = self._score(rows)
+        if not self.parts.layout.unit:
+            return self._outcomes(scores, draws, generator)
+        # Of persons who are not known: over the intercepts that they may have.
+        sd = draws["unit_sd"][:, None, None]
+        points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+        weighted = zip(points, weights / weights.sum(), strict=True)
+        mean = sum(
+            weight * self._outcomes(scores + sd * point, draws, generator)[0]
+            for point, weight in weighted
+        )
+        drawn = scores + sd * generator.normal(size=scores.shape)
+        return np.asarray(mean), self._outcomes(drawn, draws, generator)[1]
+
+    def _outcomes(
+        self, scores: np.ndarray, draws: dict[str, np.ndarray], generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns expected outcomes (or probabilities) and outcomes at scores of [S, n, blocks]."""
+        family, outcome = self.parts.family, self.parts.outcome
         if family == "categorical":
             logits = np.concatenate([np.zeros_like(scores[:, :, :1]), scores], axis=2)
             exp = np.exp(logits - logits.max(axis=2, keepdims=True))
@@ -506,7 +549,7 @@ class Regression:
         sizes = tuple(fields["layout"]["group_sizes"])
         fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
-        for name in ("intercept", "location", "scale"):
+        for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])
         design = Design(
             described["formula"],

@@ -117,10 +117,12 @@ def calibrate(
 
     Raises:
       BudgetExhaustedError: Nothing of the budget is left.
-      UnsupportedPairError: The ledger has releases under another neighboring relation.
+      UnsupportedPairError: The ledger has releases under another neighboring relation, or of
+        another unit of privacy.
       ValueError: The fit has more epochs than `planned_epochs` leaves.
     """
     ledger.check_relation(target.neighboring_relation)
+    ledger.check_unit(mechanism.plan(steps))
     if target.epsilon is None or target.delta is None:
         # Making the plan refuses unsupported settings.
         mechanism.plan(steps)

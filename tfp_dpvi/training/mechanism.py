@@ -23,7 +23,7 @@ from tfp_dpvi.gradients import (
 from tfp_dpvi.gradients.isolation import refuse_writes
 from tfp_dpvi.gradients.joint import joint_release
 from tfp_dpvi.optimizers import DPOptimizer, PrivatizedGradients
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, Sensitivity
+from tfp_dpvi.privacy import PersonUnit, PrivacyLedger, PrivacyPlan, Sensitivity
 from tfp_dpvi.sampling import Sampler
 
 
@@ -61,6 +61,7 @@ class Mechanism:
       accountant: The name of the accountant.
       randomness: The source of the keys, see `PrivacyPlan`.
       unsafe_loss: Whether to also sum exact losses, which are *not private*.
+      person: What a person is if a record is one, see `PrivacyPlan`.
 
     #### Formal guarantee
 
@@ -92,6 +93,7 @@ class Mechanism:
     accountant: str = "pld"
     randomness: str = ""
     unsafe_loss: bool = False
+    person: PersonUnit | None = None
 
     @property
     def joint(self) -> tuple[JointRelease, ...]:
@@ -158,6 +160,7 @@ class Mechanism:
             num_records=self.num_records,
             metrics=tuple(release.name for release in self.joint),
             randomness=self.randomness,
+            person=self.person,
         )
 
     def num_words(self) -> int:

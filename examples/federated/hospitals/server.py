@@ -8,7 +8,7 @@ import sys
 
 from flwr.serverapp import ServerApp
 
-from tfp_dpvi.federated import Server, StudyTerms, Synchronous
+from tfp_dpvi.federated import Server, StudyTerms, Synchronous, write_status
 from tfp_dpvi.federated.deployment.flower import FlowerRun
 
 app = ServerApp()
@@ -22,20 +22,36 @@ def read_roster(text):
     return {int(node): hospital for node, hospital in pairs}
 
 
+def make_server(terms, settings):
+    """Returns a new server, or the one that was interrupted, from its folder."""
+    schedule = Synchronous(
+        rounds=int(settings["rounds"]),
+        damping=float(settings["damping"]),
+        quorum=int(settings["quorum"]),
+    )
+    if not settings["state"]:
+        return Server(terms, [], schedule)
+    folder = pathlib.Path(settings["state"])
+    if (folder / "state.json").exists():
+        return Server.load(folder, terms)
+    return Server(terms, [], schedule, folder=folder)
+
+
 @app.main()
 def main(grid, context):
     settings = context.run_config
     terms = StudyTerms.load(pathlib.Path(__file__).with_name("terms.json"))
-    schedule = Synchronous(rounds=int(settings["rounds"]), damping=float(settings["damping"]))
     run = FlowerRun(
         grid,
-        Server(terms, [], schedule),
+        make_server(terms, settings),
         roster=read_roster(str(settings["roster"])),
         timeout=float(settings["timeout"]),
     )
     run.wait_for(int(settings["num-hospitals"]))
 
     def show(server):
+        if settings["state"]:
+            write_status(server, pathlib.Path(settings["state"], "status.html"))
         last = server.history[-1]
         print(
             f"update {last.number}: {', '.join(last.hospitals)}; change {last.change:.4g}, guard {last.guard:g}, "

@@ -21,7 +21,12 @@ def make_study():
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), sample_shape=WIDTH)})
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05)
     return dpvi.federated.Study(
-        prior, likelihood, optimizer, name="three hospitals", local_steps=20
+        prior,
+        likelihood,
+        optimizer,
+        name="three hospitals",
+        local_steps=20,
+        example=make_records(0, num=4),
     )
 
 

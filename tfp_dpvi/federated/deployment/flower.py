@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from tfp_dpvi.federated.deployment.proxy import ask
-from tfp_dpvi.federated.messages import Task
+from tfp_dpvi.federated.deployment.proxy import RefusedError, ask
+from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Task
 from tfp_dpvi.federated.server import Server
 
 # No telemetry and no update checks; read when Flower and Ray are imported.
@@ -36,7 +36,9 @@ except ImportError as error:
 
 _LOG = logging.getLogger("tfp_dpvi")
 _RECORD, _FIELD = "tfp_dpvi", "message"
+_REFUSAL = "refusal"  # The field of a sentence in a reply's place.
 _LOOK = 2.0  # Seconds between looks for new nodes.
+_LATE = 10.0  # Timeouts after which a reply is no longer looked for.
 _LATEST_NAME = 30.0  # Seconds within which a new node must say its name.
 
 #: The roster that believes what a node says the first time.
@@ -63,7 +65,11 @@ def client_app(answer: Callable[[Context], tuple[str, Answer]] | None = None) ->
 
     @app.train()
     def refine(message: Message, context: Context) -> Message:
-        return Message(_content(read(context)[1](_bytes_of(message))), reply_to=message)
+        try:
+            content = _content(read(context)[1](_bytes_of(message)))
+        except (RefusedError, MessageError) as error:  # The server must hear why.
+            content = _content(str(error)[:MOST_TEXT].encode(), _REFUSAL)
+        return Message(content, reply_to=message)
 
     return app
 
@@ -75,17 +81,17 @@ def _worker_of_node(context: Context) -> tuple[str, Answer]:
     return str(settings["hospital"]), lambda message: ask(str(settings["worker"]), message)
 
 
-def _content(message: bytes) -> RecordDict:
-    return RecordDict({_RECORD: ConfigRecord({_FIELD: message})})
+def _content(message: bytes, field: str = _FIELD) -> RecordDict:
+    return RecordDict({_RECORD: ConfigRecord({field: message})})
 
 
-def _bytes_of(message: Message) -> bytes:
-    """Returns the bytes that a message carries.
+def _bytes_of(message: Message, field: str = _FIELD) -> bytes:
+    """Returns the bytes that a message carries in a field.
 
     They are empty, which is refused everywhere, if it is of another kind.
     """
     record = message.content.get(_RECORD) if message.has_content() else None
-    value = record.get(_FIELD) if isinstance(record, ConfigRecord) else None
+    value = record.get(field) if isinstance(record, ConfigRecord) else None
     return value if isinstance(value, bytes) else b""
 
 
@@ -98,7 +104,8 @@ class FlowerRun:
       roster: Maps node ids to hospitals, fixed beforehand. With node keys a node's id is that of
         its key; `flwr supernode register` prints it. Or "trust_on_first_use", for rehearsals: a
         node's own word counts the first time, and a name never moves to another node.
-      timeout: Seconds after which a node that has not answered is given up for the round.
+      timeout: Seconds after which a node that has not answered is given up for the round. Its reply
+        is still taken if it comes within ten times as long.
       poll: Seconds between looks for replies.
       pause: Seconds that all nodes wait when one fails or is not here: else an outage of all would
         use up the rounds at once.
@@ -127,6 +134,7 @@ class FlowerRun:
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()
         self._open: dict[str, _Sent] = {}  # By message id.
+        self._late: dict[str, _Sent] = {}  # Given up for their round; replies are still welcome.
         self._next_look = 0.0
 
     def wait_for(self, num_hospitals: int, *, at_most: float = 600.0) -> None:
@@ -167,19 +175,29 @@ class FlowerRun:
     def _push(
         self, node: int, kind: str, message: bytes, timeout: float, task: Task | None = None
     ) -> None:
-        sent = Message(_content(message), dst_node_id=node, message_type=kind, ttl=timeout + 60.0)
+        lives = _LATE * timeout + 60.0
+        sent = Message(_content(message), dst_node_id=node, message_type=kind, ttl=lives)
         (identity,) = self._grid.push_messages([sent])
         self._open[identity] = _Sent(node, time.monotonic() + timeout, task)
 
     def _step(self) -> None:
         """Asks new nodes for their names, takes what has come, and gives up what is overdue."""
         self._look()
-        replies = list(self._grid.pull_messages(list(self._open))) if self._open else []
+        sent = {**self._late, **self._open}
+        replies = list(self._grid.pull_messages(list(sent))) if sent else []
         for reply in replies:
-            self._take(self._open.pop(reply.metadata.reply_to_message_id), reply)
+            identity = reply.metadata.reply_to_message_id
+            self._open.pop(identity, None)
+            self._late.pop(identity, None)
+            self._take(sent[identity], reply)
         now = time.monotonic()
-        for identity in [identity for identity, sent in self._open.items() if now > sent.deadline]:
-            self._take(self._open.pop(identity), None)
+        for identity, overdue in list(self._open.items()):
+            if now > overdue.deadline:
+                self._take(self._open.pop(identity), None)
+                self._late[identity] = overdue
+        for identity, late in list(self._late.items()):
+            if late.task is None or now > late.deadline + (_LATE - 1) * self._timeout:
+                del self._late[identity]
         if not replies:
             time.sleep(self._poll)
 
@@ -206,8 +224,11 @@ class FlowerRun:
             _LOG.warning("A reply to node %d came from another.", sent.node)
         elif sent.task is None:
             self._join(sent.node, _bytes_of(reply).decode(errors="replace"))
-        else:
-            self.server.receive(sent.task.hospital, _bytes_of(reply))
+        elif refusal := _bytes_of(reply, _REFUSAL).decode(errors="replace"):
+            self.server.refuse(sent.task.hospital, f"it refuses the task: {refusal}")
+            time.sleep(self._pause)
+        elif not self.server.receive(sent.task.hospital, _bytes_of(reply)):
+            time.sleep(self._poll)
         if sent.task is not None:
             self.server.give_up(sent.task.request)  # A refused reply is not repeated.
 

@@ -23,6 +23,17 @@ class WorkerError(RuntimeError):
     """
 
 
+class RefusedError(WorkerError):
+    """Raised where a hospital's worker looked at a task and refused it.
+
+    ```python
+    >>> issubclass(RefusedError, WorkerError)
+    True
+
+    ```
+    """
+
+
 def ask(path: str | os.PathLike[str], message: bytes, *, timeout: float = 600.0) -> bytes:
     """Asks a worker.
 
@@ -35,8 +46,9 @@ def ask(path: str | os.PathLike[str], message: bytes, *, timeout: float = 600.0)
       The worker's reply, a `Reply` as bytes.
 
     Raises:
-      WorkerError: There is no worker at this socket, it refused the task, went away, or took more
-        than `timeout` seconds.
+      RefusedError: The worker refused the task, and says why.
+      WorkerError: There is no worker at this socket, it went away, or took more than `timeout`
+        seconds.
     """
     try:
         with Client(os.fspath(path), "AF_UNIX") as connection:
@@ -49,5 +61,5 @@ def ask(path: str | os.PathLike[str], message: bytes, *, timeout: float = 600.0)
             f"the worker at {path} does not answer: {error or type(error).__name__}."
         ) from None
     if reply[:1] != b"+":
-        raise WorkerError(f"the worker refused: {reply[1:].decode(errors='replace')}")
+        raise RefusedError(f"the worker refused: {reply[1:].decode(errors='replace')}")
     return reply[1:]

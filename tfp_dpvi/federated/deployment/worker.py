@@ -8,7 +8,8 @@ It answers tasks on a Unix socket.
         --socket /run/dpvi/berlin.sock --socket-group dpvi-clients
 
 The function takes no arguments and returns the study; the npz file has the arrays "x" and, where
-there is one, "y". Epsilon, delta and the rounds are this hospital's own: no message changes them.
+there is one, "y". A CSV or Parquet file has the columns of the study's schema, in any order, and
+may have others. Epsilon, delta and the rounds are this hospital's own: no message changes them.
 
 The worker runs as a user of its own, which owns records and ledger. The SuperNode runs as another
 user, a member of the socket's group.
@@ -29,10 +30,12 @@ import numpy as np
 import sqlalchemy as sa
 
 from tfp_dpvi._keystream import SECURE
+from tfp_dpvi._tf import Structure
 from tfp_dpvi.federated.deployment import access
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import MessageError
 from tfp_dpvi.federated.simulation import hospital_of
+from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import PrivacyLedger
 
 _LOG = logging.getLogger("tfp_dpvi")
@@ -106,6 +109,9 @@ def _reply(hospital: Hospital, message: bytes) -> bytes:
     except MessageError as error:
         _LOG.warning("A task is refused: %s", error)
         return b"-" + str(error).encode()
+    except Exception as error:  # The worker lives on; what the error says may be of records.
+        _LOG.exception("A task failed.")
+        return b"-it failed: a " + type(error).__name__.encode() + b", see the worker's log."
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -114,16 +120,21 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tfp_dpvi.federated.deployment.worker", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--study", required=True, help="module:function that returns the study")
-    parser.add_argument("--data", required=True, help="npz file with x and, where there is one, y")
+    parser.add_argument("--data", required=True, help="file of records: npz, csv, parquet")
     parser.add_argument("--name", required=True, help="of the hospital")
     parser.add_argument(
         "--ledger", required=True, help="file or database URL; it outlives this process"
     )
     parser.add_argument(
+        "--last-reply",
+        help="file that keeps the latest reply for a restart; by default the ledger's name and "
+        "'.reply' where that is a file",
+    )
+    parser.add_argument(
         "--epsilon", type=float, required=True, help="the most that these records may ever cost"
     )
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds that this hospital allows")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds that this hospital allows")
     parser.add_argument(
         "--randomness",
         choices=[SECURE],
@@ -157,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.umask(0o077)  # What this process writes is for its own user alone.
     try:
         _run(options, group)
-    except PermissionError as error:
+    except (PermissionError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -173,8 +184,10 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
     sys.path.insert(0, os.getcwd())
     with access.checked_imports("--study") if protected else contextlib.nullcontext():
         study = getattr(importlib.import_module(module), function)()
-    with np.load(options.data, allow_pickle=False) as held:
-        x, y = held["x"], held.get("y")
+    x, y = read_records(options.data, study)
+    last_reply = options.last_reply
+    if last_reply is None and "://" not in options.ledger:
+        last_reply = f"{options.ledger}.reply"
     with PrivacyLedger(options.ledger) as ledger:
         if protected and "://" not in options.ledger:
             access.check_private("--ledger", options.ledger)
@@ -184,7 +197,10 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             "rounds": options.rounds,
             "ledger": ledger,
             "randomness": options.randomness,
+            "last_reply": last_reply,
         }
+        if study.example is None:
+            _LOG.warning("The study has neither schema nor example: its columns are not compared.")
         hospital = hospital_of(study, x, y, name=options.name, **budget)
         print(
             f"{hospital.name}: {hospital.rounds_left} rounds left, "
@@ -192,6 +208,36 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             flush=True,
         )
         serve(hospital, options.socket, group=group)
+
+
+def read_records(path: str, study: Study) -> tuple[Structure, Structure | None]:
+    """Returns x and y of a file: npz, or CSV and Parquet with the columns of the study's schema.
+
+    Args:
+      path: Path of the file.
+      study: The study.
+
+    Raises:
+      ValueError: The file is of another kind, or a table and the study has no schema.
+    """
+    kind = pathlib.Path(path).suffix.lower()
+    if kind == ".npz":
+        with np.load(path, allow_pickle=False) as held:
+            return held["x"], held.get("y")
+    if kind not in (".csv", ".parquet"):
+        raise ValueError(f"--data {path!r} is no .npz, .csv or .parquet: convert it to one.")
+    if study.columns is None:
+        raise ValueError("--data is a table, whose columns need a schema: give one to the Study.")
+    import pandas as pd  # A table's reader, where there is a table.
+
+    try:
+        table = pd.read_csv(path) if kind == ".csv" else pd.read_parquet(path)
+    except (ValueError, OSError) as error:  # The error may quote a record.
+        raise ValueError(
+            f"--data {path!r} cannot be read as a table: a {type(error).__name__}."
+        ) from None
+    names = study.columns.schema.names
+    return table[[name for name in table.columns if name in names]], None
 
 
 def _holds_password(ledger: str) -> bool:

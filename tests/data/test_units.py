@@ -1,0 +1,141 @@
+"""Rows grouped by person: whose rows, which of them, and what is no identifier."""
+
+import datetime
+import uuid
+
+import numpy as np
+import pandas
+import polars
+import pytest
+
+from tfp_dpvi.data import make_records, make_units
+from tfp_dpvi.privacy import PersonUnit
+
+
+def rows_by_person(unit_ids, units):
+    """The rows that are used, by identifier."""
+    found = {}
+    for places, mask in zip(units.places, units.mask, strict=True):
+        own = places[mask]
+        owners = {unit_ids[place] for place in own}
+        assert len(owners) == 1, "a unit has rows of one person"
+        (owner,) = owners
+        assert owner not in found, "a person has one unit"
+        found[owner] = own.tolist()
+    return found
+
+
+IDENTIFIERS = {
+    "integers": [7, 3, 7, 7, 9, 3],
+    "texts": ["7", "3", "7", "7", "9", "3"],
+    "mixed": [7, "7", 7, 7, None.__class__, "7"],
+    "bytes": [b"7", b"3", b"7", b"7", b"9", b"3"],
+    "tuples": [(1, 2), (1, 3), (1, 2), (1, 2), (2, 2), (1, 3)],
+    "uuids": [uuid.UUID(int=each) for each in (7, 3, 7, 7, 9, 3)],
+    "dates": [datetime.date(2000, 1, day) for day in (7, 3, 7, 7, 9, 3)],
+}
+
+
+@pytest.mark.parametrize("kind", IDENTIFIERS)
+def test_rows_of_a_person_are_found_wherever_they_are(kind):
+    """Any hashable value; the number 7 and the text "7" are two persons."""
+    ids = IDENTIFIERS[kind]
+    units = make_units(ids, 6, 3)
+    assert rows_by_person(ids, units) == {ids[0]: [0, 2, 3], ids[1]: [1, 5], ids[4]: [4]}
+    # Filled up with a row of the person's own, so that no value is new.
+    assert all(
+        np.isin(row, row[mask]).all() for row, mask in zip(units.places, units.mask, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        np.array,
+        pandas.Series,
+        lambda ids: pandas.Series(ids, index=range(50, 44, -1)),
+        lambda ids: pandas.Series(ids).astype("category"),
+        polars.Series,
+        lambda ids: polars.Series(ids).cast(polars.Categorical),
+    ],
+)
+def test_columns_are_taken_as_lists_are(convert):
+    ids = IDENTIFIERS["texts"]
+    expected = make_units(ids, 6, 3)
+    units = make_units(convert(ids), 6, 3)
+    assert np.array_equal(units.places, expected.places)
+    assert np.array_equal(units.mask, expected.mask)
+
+
+def test_the_first_rows_or_random_ones():
+    ids = ["a", "b"] * 10
+    first = make_units(ids, 20, 3, "first")
+    assert first.places.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert first.person == PersonUnit(3, "first")
+    seen = np.zeros(20)
+    for seed in range(400):
+        units = make_units(ids, 20, 3, seed=seed)
+        assert units.mask.all()
+        assert (np.diff(units.places, axis=1) > 0).all()
+        seen[units.places.reshape(-1)] += 1
+    # Each with probability .3: a standard error of .023.
+    assert np.abs(seen / 400 - 0.3).max() < 0.1
+    keyless = {make_units(ids, 20, 3).places.tobytes() for _ in range(5)}
+    assert len(keyless) > 1
+
+
+def test_a_persons_rows_are_chosen_apart_from_others():
+    """C3: with the same random numbers for the same rows, others' rows do not depend on a person."""
+    ids = np.repeat([1, 2, 3], 8)
+    for seed in range(20):
+        three = rows_by_person(ids, make_units(ids, 24, 4, seed=seed))
+        two = rows_by_person(ids[:16], make_units(ids[:16], 16, 4, seed=seed))
+        assert {1: three[1], 2: three[2]} == two
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1.0, 2.0, 3.0], "floats"),
+        (np.array([1.0, 2.0, 3.0]), "no identifier"),
+        (np.array([1.0, np.nan, 3.0]), "no identifier"),
+        ([True, False, True], "booleans"),
+        (["a", None, "b"], "missing"),
+        ([1, float("nan"), 2], "missing"),
+        (pandas.Series(["a", None, "b"]), "missing"),
+        (pandas.Series([1, None, 2], dtype="Int64"), "missing"),
+        (polars.Series([1, None, 2]), "missing"),
+        (np.array(["2000-01-01", "NaT", "2001-01-01"], "datetime64[D]"), "missing"),
+        ([1, 2], "one identifier for each of the 3 rows"),
+        (np.ones([3, 1], int), "one identifier for each of the 3 rows"),
+        ([[1], [2], [3]], "not hashable"),
+        ("person", "frame"),
+    ],
+)
+def test_what_is_no_identifier(ids, message):
+    """One or two lines that name the argument, and no identifier."""
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        make_units(ids, 3, 2)
+    text = str(error.value)
+    assert text.startswith("unit_ids")
+    assert len(text.splitlines()) <= 2
+
+
+@pytest.mark.parametrize("most", [0, -1, 2.5, "2", True])
+def test_the_number_of_rows_is_a_count(most):
+    with pytest.raises((ValueError, TypeError), match="max_rows_per_unit"):
+        make_units([1, 2, 3], 3, most)
+
+
+def test_records_of_one_row_each_stay_as_they_are():
+    x, y = np.arange(12.0).reshape([6, 2]), np.arange(6.0)
+    records = make_records(x, y, None, dtype=np.dtype("float32"), validate=True)
+    ids = IDENTIFIERS["integers"]
+    single = records.by_person(make_units(ids, 6, 1, "first"))
+    assert single.num == 3
+    assert single.y.tolist() == [0.0, 1.0, 4.0]
+    assert single.x.tolist() == x[[0, 1, 4]].tolist()
+    several = records.by_person(make_units(ids, 6, 2, "first"))
+    assert several.x.rows.shape == (3, 2, 2)
+    assert several.y.tolist() == [[0.0, 2.0], [1.0, 5.0], [4.0, 4.0]]
+    assert several.x.mask.tolist() == [[True, True], [True, True], [True, False]]

@@ -1,0 +1,53 @@
+"""Records of right regressions in awkward units, for six families."""
+
+import numpy as np
+import pandas as pd
+
+from tfp_dpvi.data import Binary, Categorical, Continuous, Integer
+
+NUM = 2000
+FORMULA = "y ~ age + income + sex + ward"
+COLUMNS = {
+    "age": Integer(18, 90, unit="years"),
+    "income": Continuous(1000.0, 300000.0, typical=(45000.0, 30000.0), unit="dollars"),
+    "ward": Categorical(["A", "B", "C"]),
+    "sex": Binary(),
+}
+SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
+WORDS = ["no", "low", "high"]
+OUTCOMES = {
+    "normal": Continuous(-50000.0, 150000.0),
+    "bernoulli": Binary(),
+    "poisson": Integer(0, 300, typical=(3.0, 3.0)),
+    "negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
+    "categorical": Categorical(WORDS),
+    "ordinal": Categorical(WORDS),
+}
+
+
+def simulated(family, seed=1, num=NUM):
+    """Records of a right model: uncentred, in dollars, with a level that one in 20 has."""
+    rng = np.random.default_rng(seed)
+    data = {
+        "age": np.round(np.clip(rng.normal(52.0, 14.0, num), 18.0, 90.0)),
+        "income": np.clip(rng.lognormal(10.6, 0.6, num), 1000.0, 300000.0),
+        "ward": rng.choice(["A", "B", "C"], num, p=[0.75, 0.2, 0.05]),
+        "sex": rng.integers(0, 2, num),
+    }
+    shift = pd.Series(data["ward"]).map({"A": 0.0, "B": 0.4, "C": -0.6}).to_numpy()
+    score = 0.02 * (data["age"] - 50.0) + 8e-6 * (data["income"] - 45000.0)
+    score += 0.3 * data["sex"] + shift
+    mean = np.exp(0.5 + score)
+    data["y"] = {
+        "normal": lambda: 30000.0 + 8000.0 * score + 9000.0 * rng.normal(size=num),
+        "bernoulli": lambda: (rng.random(num) < 1.0 / (1.0 + np.exp(-score))).astype(int),
+        "poisson": lambda: rng.poisson(mean),
+        "negative_binomial": lambda: rng.poisson(rng.gamma(1.0, mean)),
+        "categorical": lambda: np.array(WORDS)[
+            (np.stack([0.0 * score, score, -score], axis=1) + rng.gumbel(size=(num, 3))).argmax(1)
+        ],
+        "ordinal": lambda: np.array(WORDS)[
+            np.digitize(score + rng.logistic(size=num), [-0.5, 1.0])
+        ],
+    }[family]()
+    return data

@@ -1,0 +1,192 @@
+"""Persons with several rows: rows are grouped before all else, and a record is a person.
+
+Clip, twin, sampler and accounting then act on persons, since a record is what they act on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.data import frames
+from tfp_dpvi.data.columns import is_missing
+from tfp_dpvi.privacy import PersonUnit
+
+Identifiers: TypeAlias = Any
+"""An identifier of each row: an array, a list or a column of a frame; or None."""
+
+# A boolean would make two persons, and floats are no names.
+_KINDS = "iuUSMO"
+
+
+class UnitRows(NamedTuple):
+    """The inputs of n persons, of m rows each.
+
+    Persons with fewer rows are filled up with copies of one of their rows, which count for nothing.
+
+    ```python
+    >>> UnitRows(np.zeros([2, 3, 5]), np.ones([2, 3], bool)).rows.shape
+    (2, 3, 5)
+
+    ```
+
+    Attributes:
+      rows: Inputs of shape [n, m, ...], or a structure of these.
+      mask: Bool of shape [n, m], False for copies.
+    """
+
+    rows: Structure
+    mask: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Units:
+    """Which rows are whose: private, and part of no output.
+
+    ```python
+    >>> units = make_units(["ann", "bob", "ann"], 3, max_rows=2, rows_beyond="first")
+    >>> units.places.tolist(), units.mask.tolist()
+    ([[0, 2], [1, 1]], [[True, True], [True, False]])
+
+    ```
+
+    Attributes:
+      places: The numbers of a person's rows, int64 of shape [n, m], in increasing order.
+      mask: False where a place is filled up, bool of shape [n, m].
+      person: What is public of it.
+    """
+
+    places: np.ndarray
+    mask: np.ndarray
+    person: PersonUnit
+
+    def group_inputs(self, x: Structure) -> Structure:
+        """Returns inputs of persons: with one row each as they are, otherwise a `UnitRows`.
+
+        Args:
+          x: Inputs of rows, arrays.
+        """
+        if self.person.max_rows == 1:
+            return tf.nest.map_structure(self.group_array, x)
+        return UnitRows(tf.nest.map_structure(self.group_array, x), self.mask)
+
+    def group_array(self, part: Any) -> Any:
+        """Returns an array of persons, shape [n, m, ...], or for m = 1 [n, ...].
+
+        Args:
+          part: An array of rows, shape [N, ...].
+        """
+        return part[self.places[:, 0] if self.person.max_rows == 1 else self.places]
+
+
+def make_units(
+    unit_ids: Identifiers,
+    num_rows: int,
+    max_rows: int | None,
+    rows_beyond: str = "random",
+    *,
+    seed: int | None = None,
+    name: str = "unit_ids",
+) -> Units:
+    """Groups rows by identifiers.
+
+    Args:
+      unit_ids: An identifier of each row: integers, texts or other hashable values, in an array, a
+        list, or a column of a frame. Rows of a person need not be adjacent.
+      num_rows: The number of rows.
+      max_rows: The public largest number m of rows of a person.
+      rows_beyond: "random" or "first", see `PersonUnit`.
+      seed: None for a choice of rows with a key from the operating system.
+      name: The argument, for messages.
+
+    Raises:
+      ValueError, TypeError: Identifiers are missing, of another number than rows, or no names.
+
+    #### Formal guarantee
+
+    A row is in one unit at most, and a person's rows are all in one unit, whose rows depend on this
+    person's rows and on random numbers that are independent of everybody else's. So a person who
+    comes or goes adds or removes one unit and changes no other one's distribution.
+    """
+    if max_rows is None:
+        raise ValueError(
+            f"max_rows_per_unit is missing: with {name}, pass the public largest number of rows of "
+            "a person that are used."
+        )
+    max_rows = check.count("max_rows_per_unit", max_rows, 1)
+    person = PersonUnit(max_rows, check.one_of("rows_beyond", rows_beyond, ("random", "first")))
+    codes = _codes(name, unit_ids, num_rows)
+    priority = np.arange(num_rows, dtype=np.float64)
+    if rows_beyond == "random":
+        # One number for each row, so that no person's choice depends on another's.
+        key = _random.new_key(seed)
+        priority = np.random.default_rng(key.view(np.uint64)).uniform(size=num_rows)
+    order = np.lexsort((priority, codes))
+    counts = np.bincount(codes)
+    rank = np.arange(num_rows) - np.repeat(np.cumsum(counts) - counts, counts)
+    kept = np.sort(order[rank < max_rows])
+    # Once more by person, now in the order of rows.
+    kept = kept[np.argsort(codes[kept], kind="stable")]
+    counts = np.minimum(counts, max_rows)
+    start = np.cumsum(counts) - counts
+    mask = np.arange(max_rows) < counts[:, None]
+    places = kept[np.where(mask, start[:, None] + np.arange(max_rows), start[:, None])]
+    return Units(places, mask, person)
+
+
+def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
+    """Returns numbers of persons, int64 of shape [n], in the order of their first rows."""
+    values = _values(name, unit_ids)
+    if values.shape != (num_rows,):
+        raise ValueError(
+            f"{name} has shape {list(values.shape)}: pass one identifier for each of the "
+            f"{num_rows} rows."
+        )
+    if values.dtype.kind not in _KINDS:
+        raise TypeError(
+            f"{name} has dtype {check.dtype_name(values.dtype)}, which is no identifier: pass "
+            "integers or texts, such as ids.astype(str)."
+        )
+    if is_missing(values).any():
+        raise ValueError(
+            f"{name} has missing entries: whose rows these are is not known. Leave such rows out "
+            "of x and y, or give each its person."
+        )
+    if values.dtype != object:
+        first, codes = np.unique(values, return_index=True, return_inverse=True)[1:]
+        numbers = np.empty(len(first), np.int64)
+        numbers[np.argsort(first)] = np.arange(len(first))
+        return numbers[codes]
+    found: dict[Any, int] = {}
+    try:
+        if any(isinstance(value, float | bool | np.floating | np.bool_) for value in values):
+            raise TypeError
+        return np.array([found.setdefault(value, len(found)) for value in values], np.int64)
+    except TypeError:
+        raise TypeError(
+            f"{name} has entries that are floats, booleans or not hashable, which are no "
+            "identifiers: pass integers or texts."
+        ) from None
+
+
+def _values(name: str, unit_ids: Identifiers) -> np.ndarray:
+    """Returns identifiers as an array, in which no two of a list are made the same."""
+    if isinstance(unit_ids, str):
+        raise TypeError(f"{name} is a text: pass a column, such as frame[{unit_ids!r}].")
+    column = frames.as_series(unit_ids)
+    if column is not None:
+        is_number = frames.kind_of(column) in ("i", "u", "f", "b") and not column.null_count()
+        if is_number:
+            return np.asarray(column.to_numpy())
+        unit_ids = column.to_list()
+    if not isinstance(unit_ids, list | tuple):
+        return np.asarray(unit_ids)
+    values = np.empty(len(unit_ids), object)
+    for place, value in enumerate(unit_ids):
+        values[place] = value
+    return values

@@ -1,0 +1,104 @@
+"""A model's warnings in the words of a formula, a schema, a family and an epsilon."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterator, Mapping
+
+LOG = logging.getLogger("tfp_dpvi")
+
+_LARGER = (
+    "take a larger epsilon, fewer terms, or typical values and bounds in the schema that are "
+    "nearer to the truth"
+)
+_FAMILIES = {
+    "normal": "model the logarithm, np.log1p(outcome), or add terms",
+    "bernoulli": "add terms, such as interactions or bs(x, df=4)",
+    "poisson": 'try family="negative_binomial", or add terms',
+    "negative_binomial": (
+        'add terms, or ask whether there was any, with family="bernoulli", instead of how many'
+    ),
+    "categorical": "add terms, such as interactions or bs(x, df=4)",
+    "ordinal": 'try family="categorical", or add terms, such as interactions or bs(x, df=4)',
+}
+# The beginnings of the model's sentences; `{fit}` is what helps against a family that does not fit.
+_MEANINGS = (
+    (
+        r"training did not converge: its mean is (\S+) .*",
+        r"the fit has not settled: its last steps are \1 posterior standard deviations from the "
+        rf"result; {_LARGER}",
+    ),
+    (
+        r"the two halves of the window differ \((.*)\).*",
+        rf"the fit has not settled: its two halves differ (\1); {_LARGER}",
+    ),
+    (
+        r"the released curvature is far from that .*\(mismatch (.*)\).*",
+        r"columns are correlated otherwise than in the schema's invented records, where they are "
+        r"independent (mismatch \1): take fewer terms or levels; up to 50 coefficients the "
+        "correlations are learned",
+    ),
+    (
+        r"the clip is too small \(kappa (.*)\).*",
+        r"most records count for less than they say (kappa \1), as they are unlike the schema's "
+        "invented ones: give bounds and typical values that are nearer to the truth",
+    ),
+    (
+        r"the likelihood does not fit: scores vary (\S+) times .*\((z = .*)\).*",
+        r"family {family} does not fit: outcomes vary \1 times as much as it says (\2); {fit}",
+    ),
+    (
+        r"the likelihood has the wrong shape: .*\((p = .*)\).*",
+        r"family {family} does not fit: outcomes are not where it expects them (\1); {fit}",
+    ),
+    (
+        r"the estimate of (.*) posterior standard deviations from that under a wider clip.*",
+        r"family {family} does not fit: the estimate of \1 posterior standard deviations from that "
+        "with more of the tails, and a fit without privacy would differ; {fit}",
+    ),
+    (
+        r"the posterior of (.*) times as wide as the prior.*",
+        r"the interval of \1 times as wide as the prior's, which records rarely do: the fit has "
+        "not settled, or family {family} does not fit; " + _LARGER + ", or {fit}",
+    ),
+)
+# How the model's own sentences begin in the log.
+_MODEL_SAYS = ("Do not trust the posterior's intervals", "The released values give no posterior")
+NO_POSTERIOR = (
+    "the noise left no posterior: the table says nothing of the records; take a larger epsilon, "
+    "fewer terms or more records"
+)
+
+
+def in_own_words(sentence: str, family: str, names: Mapping[str, str]) -> str:
+    """Returns a model's warning in the words of a formula; one that is not known, with its names.
+
+    Args:
+      sentence: The model's warning.
+      family: The family.
+      names: The model's names of parameters, by the formula's.
+    """
+    for name, inner in sorted(names.items(), key=lambda pair: -len(pair[1])):
+        shown = name.replace("\\", r"\\")
+        sentence = re.sub(rf"(?<!\w){re.escape(inner)}(?![\w\[])", shown, sentence)
+    for pattern, meaning in _MEANINGS:
+        found = re.fullmatch(pattern, sentence)
+        if found:
+            return found.expand(meaning).format(fit=_FAMILIES[family], family=family)
+    return sentence
+
+
+@contextlib.contextmanager
+def own_log() -> Iterator[None]:
+    """Keeps out of the log what the model says of its posterior: the caller says it again."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(_MODEL_SAYS)
+
+    LOG.addFilter(is_other)
+    try:
+        yield
+    finally:
+        LOG.removeFilter(is_other)
