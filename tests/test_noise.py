@@ -25,11 +25,13 @@ PACKAGE = pathlib.Path(dpvi.__file__).parent
 # Files that draw normals for another purpose than the noise of a release, and which.
 OTHER_NORMALS = {
     "federated/factors.py": "draws of a posterior that is known",
+    "federated/scoring.py": "draws of a posterior at which a step is taken",
     "federated/study.py": "public directions that try the prior",
-    "calibrated/posterior.py": "places of a released path",
+    "calibrated/posterior.py": "places of a released path, and draws of a posterior",
     "calibrated/curvature.py": "draws of the curvature",
     "calibrated/diagonal.py": "public directions",
     "calibrated/whitening.py": "draws of scales given their release",
+    "local.py": "outcomes of persons that a model simulates",
     "regressions/result.py": "outcomes that the posterior predicts",
     "calibrated/centred_fit.py": "standard inputs in place of public ones",
     "calibrated/hmc.py": "the momenta of HMC",
