@@ -20,7 +20,7 @@ MOST_MISMATCH = 0.4
 # In standard deviations.
 MOST_LACK_OF_FIT = 4.5
 LEAST_HALVES = 0.001
-LEAST_RANKS = 1e-4
+LEAST_RANKS = 0.002
 # Of posterior standard deviations, and the probability that chance is the reason.
 MOST_SHIFT = 1.0
 LEAST_SHIFT = 0.01

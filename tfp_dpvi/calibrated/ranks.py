@@ -15,12 +15,14 @@ import numpy as np
 from scipy import special, stats
 
 from tfp_dpvi._tf import Structure, tf, tfd
-from tfp_dpvi.calibrated.centred import SCALAR_NOISE, extra_of
+from tfp_dpvi.calibrated.centred import extra_of
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS, in_block
 from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.privacy import Sensitivity
 
+# Squared noise multiplier over the gradient's.
+_NOISE = 15.0
 # What rounding may do, relatively.
 _TIE = 1e-5
 
@@ -66,7 +68,7 @@ class OutcomeRanks(JointRelease):
     """
 
     name = "ranks"
-    noise_ratio = math.sqrt(SCALAR_NOISE)
+    noise_ratio = math.sqrt(_NOISE)
     sensitivity = Sensitivity()
 
     def __init__(self, num_twins: int, orders: int) -> None:
