@@ -350,34 +350,47 @@ NUM_STEPS = 4
 
 def variance_in_window(share_twins, rate, expected):
     """The stated variance of the mean sum over a window's steps, for one record, its trace."""
+    return curvatures_of(share_twins, rate, expected).window.simulation * 2.0
+
+
+def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=True):
+    """Draws of the curvature, of public inputs whose matrix is the identity."""
     eye = np.eye(2)
     sums = ReleasedSums(
         NUM_STEPS,
         np.zeros(2),
         np.zeros(2),
-        NUM * eye,
+        NUM * (eye if matrix is None else matrix),
         2.0 * NUM,
         0.0,
         np.zeros(0),
         np.zeros(0),
-        *[1.0] * 6,
+        *[noise] * 6,
         rate,
     )
     moments = SimulatedMoments(
         eye, 2.0, eye, eye, 2.0, expected, np.zeros(2), 0.0, np.zeros([0, 2]), 1.0,
         *[np.zeros(0)] * 2, SimulatedWider(2.0, 2.0, expected),
     )  # fmt: skip
-    found = draw_curvatures(
+    return draw_curvatures(
         sums, moments, eye,
         num_records=NUM,
         clip=1.0,
         num_twins=share_twins,
-        trusted=True,
+        trusted=trusted,
         halves=(np.zeros(2), np.zeros(2)),
         half_variance=4.0,
         generator=np.random.default_rng(0),
     )  # fmt: skip
-    return found.window.simulation * np.trace(eye)
+
+
+@pytest.mark.parametrize("noise", [1.0, 2.0 * NUM])
+def test_public_inputs_with_other_correlations_are_said_where_the_noise_lets_it_be_seen(noise):
+    collinear = np.array([[1.0, 0.99], [0.99, 1.0]])
+    seen = curvatures_of(0, 1.0, 1.0, collinear, noise).mismatch
+    assert (seen > 0.95) == (noise == 1.0)
+    assert curvatures_of(0, 1.0, 1.0, np.eye(2), noise).mismatch == 0.0
+    assert np.isnan(curvatures_of(0, 1.0, 1.0, collinear, noise, trusted=False).mismatch)
 
 
 @functools.cache

@@ -59,8 +59,7 @@ class Checks:
       bend: Shift of the posterior's mean by the nonlinear score, in units of `distance`; NaN
         without a pilot.
       mismatch: Relative distance of the released curvature from that at the pilot's inputs; NaN
-        without a pilot. With the centred clip that of correlations, see `diagonal.mismatch`; NaN
-        where the whole curvature was released.
+        without a pilot. With the centred clip see `Curvatures.mismatch`.
       parameters: Those of single parameters; None for models that were saved without them.
       lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
         NaN for the paired clip.

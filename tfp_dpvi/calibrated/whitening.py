@@ -28,6 +28,8 @@ _DEGREES = (0.5, 2.0, 8.0, 32.0)
 _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 # From these degrees on the private inputs resemble the public ones.
 _LEAST_ALIKE = 8.0
+# The probability from which private inputs are said to be unlike the public ones.
+_SURELY_UNLIKE = 0.95
 _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
 # Relative to the mean of the diagonal.
@@ -308,7 +310,9 @@ class Curvatures:
         of the curvature tells.
       ranks: Those of outcomes among twins; None without twins.
       shift: What scores under a wider clip say; None without it.
-      mismatch: See `diagonal.mismatch`; NaN where the whole matrix was released.
+      mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability that
+        private inputs are unlike the public ones, or 0 if it is below 0.95; NaN in coordinates of
+        released values, which do not rest on the public inputs.
     """
 
     window: Window
@@ -422,7 +426,10 @@ def draw_curvatures(
     flat = (1.0 - flatten) * weights + flatten / len(weights)
     slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, resembles)
+    # In coordinates of released values there is nothing that public inputs could contradict.
+    unlike = 1.0 - resembles
+    far = (unlike if unlike > _SURELY_UNLIKE else 0.0) if trusted else math.nan
+    return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, resembles, far)
 
 
 def _score_variance(
