@@ -426,10 +426,16 @@ def draw_curvatures(
     flat = (1.0 - flatten) * weights + flatten / len(weights)
     slopes, matrices = draw_curvature(window, prior, generator, flat)
     resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    # In coordinates of released values there is nothing that public inputs could contradict.
-    unlike = 1.0 - resembles
-    far = (unlike if unlike > _SURELY_UNLIKE else 0.0) if trusted else math.nan
+    far = _unlike(resembles) if trusted else math.nan
     return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, resembles, far)
+
+
+def _unlike(resembles: float) -> float:
+    """Returns the probability that inputs are unlike the public ones, 0 unless that is sure.
+
+    In coordinates of released values there is nothing that public inputs could contradict.
+    """
+    return 1.0 - resembles if resembles < 1.0 - _SURELY_UNLIKE else 0.0
 
 
 def _score_variance(
