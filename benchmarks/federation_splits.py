@@ -17,13 +17,12 @@ import itertools
 import json
 import math
 import pathlib
-import subprocess
 import sys
 import time
 
 import numpy as np
 from federated_studies import adult, logistic, pooled_fit, scores
-from harness import command, machine, versions
+from harness import command, commit, machine, versions
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.federated import Study, Synchronous, simulate
@@ -149,14 +148,6 @@ def draw(found, path):
     page.savefig(path, dpi=110)
 
 
-def commit():
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False, cwd=pathlib.Path(__file__).parent,
-    )  # fmt: skip
-    return found.stdout.strip()
-
-
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
@@ -184,7 +175,7 @@ def main(arguments=None):
     kept = {
         "command": command("federation_splits.py", sys.argv[1:]),
         "machine": machine(),
-        "versions": versions(),
+        "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
         "commit": commit(),
         "targets": TARGETS,
         "means": found,

@@ -73,6 +73,18 @@ def versions(**packages: str) -> dict[str, str]:
     return found
 
 
+def commit() -> str:
+    """The short hash of this checkout, with "-dirty" for changes that are not committed."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--exclude", "*"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=pathlib.Path(__file__).parent,
+    )
+    return described.stdout.strip()
+
+
 @dataclasses.dataclass
 class Runner:
     """One way of doing a case.

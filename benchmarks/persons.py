@@ -17,12 +17,11 @@ import json
 import logging
 import math
 import pathlib
-import subprocess
 import sys
 import warnings
 
 import numpy as np
-from harness import command, machine, versions
+from harness import command, commit, machine, versions
 from replicates import Replicates, centred
 
 import tfp_dpvi as dpvi
@@ -329,12 +328,9 @@ def main(arguments=None):
 
 def write(options, arguments, settings, sets):
     rows = summarise(sets)
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     result = {
         "command": command("persons.py", sys.argv[1:] if arguments is None else arguments),
-        "commit": found.stdout.strip(),
+        "commit": commit(),
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
         "settings": settings,

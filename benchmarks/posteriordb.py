@@ -30,7 +30,7 @@ import tfp_dpvi as dpvi
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from harness import versions
+from harness import command, commit, machine, versions
 
 tfd = tfp.distributions
 FOLDER = pathlib.Path(__file__).parent
@@ -375,7 +375,10 @@ def main(arguments: list[str] | None = None) -> None:
         report = {
             "epsilon": chosen.epsilon,
             "delta": DELTA,
-            "versions": versions(),
+            "command": command("posteriordb.py", sys.argv[1:] if arguments is None else arguments),
+            "commit": commit(),
+            "machine": machine(),
+            "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
             "posteriors": results,
         }
         chosen.out.write_text(json.dumps(report, indent=1) + "\n")

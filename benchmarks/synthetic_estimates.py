@@ -17,7 +17,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
 import time
 import warnings
 from typing import Any
@@ -251,13 +250,10 @@ def main() -> None:
     options = parser.parse_args()
     sets, with_rubin = (2, 1) if options.quick else (options.sets, options.rubin)
     warnings.filterwarnings("ignore", "rubin")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     result: dict[str, Any] = {
         "machine": harness.machine(),
         "versions": harness.versions(numpy="numpy", tensorflow="tensorflow"),
-        "commit": commit,
+        "commit": harness.commit(),
         "epsilon": EPSILON,
         "delta": DELTA,
         "bins": options.bins,

@@ -340,26 +340,29 @@ class CentredCurvature(JointRelease):
         return {name: total[name] + in_block(released, value) for name, value in values.items()}
 
 
-class _Scalar(JointRelease):
-    """A sum of bounded scalars, accumulated by blocks of steps."""
+class BlockSums(JointRelease):
+    """A sum of bounded scalars or vectors of records, accumulated by blocks of steps.
+
+    A subclass states the bound; the values are those of its name in `PerExample.extra`.
+    """
 
     noise_ratio = math.sqrt(SCALAR_NOISE)
     sensitivity = Sensitivity()
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""
-        return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64))
+        return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64), axis=0)
 
     def initial(self) -> Structure:
-        """Returns zero sums of shape `[NUM_BLOCKS]`."""
-        return tf.zeros([NUM_BLOCKS], tf.float64)
+        """Returns zero sums of shape `[NUM_BLOCKS, ...]`."""
+        return tf.zeros([NUM_BLOCKS, *self.shape], tf.float64)
 
     def accumulate(self, total: Structure, released: Released) -> Structure:
         """See `JointRelease`."""
         return total + in_block(released, released.mean)
 
 
-class CentredScale(_Scalar):
+class CentredScale(BlockSums):
     """The sum of the expected `min(f |u|^2, 3 C^2)`; its excess over the curvature's trace was cut.
 
     Args:
@@ -377,7 +380,7 @@ class CentredScale(_Scalar):
         self.sensitivity = Sensitivity(most, most)
 
 
-class LackOfFit(_Scalar):
+class LackOfFit(BlockSums):
     """The sum of `|psi|^2` less what the model expects of it given x.
 
     At the true parameters its mean is zero for every distribution of x; under a wrong likelihood it

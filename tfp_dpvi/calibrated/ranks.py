@@ -14,11 +14,8 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from tfp_dpvi._tf import Structure, tf, tfd
-from tfp_dpvi.calibrated.centred import extra_of
-from tfp_dpvi.calibrated.clip import NUM_BLOCKS, in_block
-from tfp_dpvi.gradients.base import PerExample
-from tfp_dpvi.gradients.joint import JointRelease, Released
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.calibrated.centred import BlockSums
 from tfp_dpvi.privacy import Sensitivity
 
 # Squared noise multiplier over the gradient's.
@@ -54,7 +51,7 @@ def centred_ranks(values: tf.Tensor, unit: float) -> tf.Tensor:
     return shares / tf.maximum(ties, 1.0)[..., None] - 1.0 / size
 
 
-class OutcomeRanks(JointRelease):
+class OutcomeRanks(BlockSums):
     """The sum of `centred_ranks` of the records' own outcomes, by blocks of steps.
 
     Args:
@@ -69,24 +66,11 @@ class OutcomeRanks(JointRelease):
 
     name = "ranks"
     noise_ratio = math.sqrt(_NOISE)
-    sensitivity = Sensitivity()
 
     def __init__(self, num_twins: int, orders: int) -> None:
         self.shape = (orders * (num_twins + 1),)
         share = num_twins / (num_twins + 1.0)
         self.sensitivity = Sensitivity(math.sqrt(orders * share), math.sqrt(2.0 * orders))
-
-    def sum_of(self, per_example: PerExample) -> tf.Tensor:
-        """See `JointRelease`."""
-        return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64), axis=0)
-
-    def initial(self) -> Structure:
-        """Returns zero sums of shape `[NUM_BLOCKS, orders (K + 1)]`."""
-        return tf.zeros([NUM_BLOCKS, *self.shape], tf.float64)
-
-    def accumulate(self, total: Structure, released: Released) -> Structure:
-        """See `JointRelease`."""
-        return total + in_block(released, released.mean)
 
 
 @dataclasses.dataclass(frozen=True)

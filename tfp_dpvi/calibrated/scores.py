@@ -150,17 +150,20 @@ class ModelScores(NamedTuple):
         usable = self.usable
         for part in (
             self.centred.psi,
-            self.centred.wider,
             self.centred.rows,
             self.centred.scale,
             self.centred.expected,
         ):
             usable &= tf.reduce_all(tf.math.is_finite(part), axis=list(range(1, part.shape.rank)))
+        # On its own, so that nothing of it is computed where it is not released.
+        wider = self.centred.wider
+        wider = _select(tf.reduce_all(tf.math.is_finite(wider), axis=1), wider)
+        centred = self.centred._replace(wider=wider)
         return ModelScores(
             _select(usable, self.losses),
             usable,
             tf.nest.map_structure(lambda part: _select(usable, part), self.information),
-            tf.nest.map_structure(lambda part: _select(usable, part), self.centred),
+            tf.nest.map_structure(lambda part: _select(usable, part), centred),
             _select(usable, self.ranks),
             _select(usable, self.ranks_slope),
         )

@@ -13,12 +13,8 @@ import dataclasses
 import numpy as np
 from scipy import linalg
 
-from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.calibrated.centred import WIDER, extra_of
-from tfp_dpvi.calibrated.clip import NUM_BLOCKS, in_block
-from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.calibrated.centred import WIDER, BlockSums
 from tfp_dpvi.gradients.clip import Clip
-from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.privacy import Sensitivity
 
 # With fewer records for each parameter the noise hides every shift that intervals do not.
@@ -37,7 +33,7 @@ def is_worth(size: int, num_records: int) -> bool:
     return num_records >= _LEAST_RECORDS_EACH * size
 
 
-class WiderClip(JointRelease):
+class WiderClip(BlockSums):
     """The sum of centred scores under the wider clip, by blocks of steps.
 
     Args:
@@ -51,24 +47,11 @@ class WiderClip(JointRelease):
 
     name = "wider"
     noise_ratio = 2.0
-    sensitivity = Sensitivity()
 
     def __init__(self, size: int, clip: Clip) -> None:
         self.shape = (size,)
         most = WIDER * clip.unit
         self.sensitivity = Sensitivity(most, 2.0 * most)
-
-    def sum_of(self, per_example: PerExample) -> tf.Tensor:
-        """See `JointRelease`."""
-        return tf.reduce_sum(tf.cast(extra_of(per_example, self.name), tf.float64), axis=0)
-
-    def initial(self) -> Structure:
-        """Returns zero sums of shape `[NUM_BLOCKS, d]`."""
-        return tf.zeros([NUM_BLOCKS, *self.shape], tf.float64)
-
-    def accumulate(self, total: Structure, released: Released) -> Structure:
-        """See `JointRelease`."""
-        return total + in_block(released, released.mean)
 
 
 @dataclasses.dataclass(frozen=True)
