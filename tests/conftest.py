@@ -5,8 +5,8 @@ noise, records. A fixture of a module follows the test that asks for it first; p
 starts have keys from the operating system. `TFP_DPVI_TEST_SEED=7 make test` takes others, and
 hypothesis its own, to see which tests may fail by chance.
 
-A run ends with the tests that took most CPU seconds and with those of all its processes. Unlike the
-clock, they are nearly the same on a machine that has other things to do.
+A run ends with the tests and the files that took most CPU seconds, and with those of all its
+processes. Unlike the clock, they are nearly the same on a machine that has other things to do.
 """
 
 from __future__ import annotations
@@ -74,6 +74,12 @@ class Costs:
         for name, used in self.of_tests.most_common(NUM_SLOWEST):
             more = over if used > MOST_SECONDS_OF_A_TEST else ""
             terminalreporter.write_line(f"{used:7.2f}  {name}{more}")
+        terminalreporter.section(f"slowest {NUM_SLOWEST} files, in CPU seconds", sep="=")
+        of_files = collections.Counter()
+        for name, used in self.of_tests.items():
+            of_files[name.partition("::")[0]] += used
+        for name, used in of_files.most_common(NUM_SLOWEST):
+            terminalreporter.write_line(f"{used:7.0f}  {name}")
         more = over if total > MOST_SECONDS else ""
         terminalreporter.write_line(
             f"{total:7.0f}  all processes, of {MOST_SECONDS}; {MOST_SECONDS_OF_A_TEST} a test{more}"

@@ -4,11 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+from scipy import stats
 from support.siblings import slow
 
 from tfp_dpvi.calibrated import checks as lib
-from tfp_dpvi.calibrated.checks import ParameterChecks, narrowing, scales, widths
+from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, extents, narrowing, scales, widths
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
+from tfp_dpvi.calibrated.mixture import Mixture
 from tfp_dpvi.calibrated.window import Window
 
 NAMES = ["a", "b", "sigma"]
@@ -21,7 +23,7 @@ def checks(**rows):
     return ParameterChecks(NAMES, **{name: np.ones(3) for name in FIELDS} | rows)
 
 
-FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z")
+FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z", "extent")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,7 @@ FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z")
         ("reaches", lib.MOST_REACHES, "reach"),
         ("narrowing", lib.MOST_NARROWING, "too narrow"),
         ("width", lib.MOST_WIDTH, "as wide as the prior"),
+        ("extent", lib.MOST_EXTENT, "as far from the last steps"),
     ],
 )
 def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, word):
@@ -42,11 +45,79 @@ def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, 
     assert f" of a, b is up to {4321.0 * limit:,.0f} times" in sentence
 
 
+TRAINED = Checks(0.1, 0.9, 1.0, 9.0, lack_of_fit=0.1, lack_of_fit_z=0.5, ranks=0.9)
+
+
+def failed(**values):
+    """The beginnings of the warnings of a fit with some values of its checks."""
+    changed = dataclasses.replace(TRAINED, **values)
+    return [sentence.partition(":")[0].partition("(")[0] for sentence in changed.warnings]
+
+
 def test_a_shift_warns_if_it_is_large_and_no_chance():
-    large = np.array([0.9, np.nan, -3.0])
-    assert checks(shift=large, shift_z=np.array([9.0, np.nan, -2.9])).warnings == []
-    (sentence,) = checks(shift=large, shift_z=np.array([9.0, np.nan, -3.0])).warnings
-    assert "the estimate of sigma is 3 posterior standard deviations from" in sentence
+    def shifted(shift, z):
+        rows = checks(shift=np.array([0.9, np.nan, shift]), shift_z=np.array([9.0, np.nan, z]))
+        return failed(parameters=rows)
+
+    # Four tests, three parameters: 0.03 / 4 / 3 is 3.02 standard deviations.
+    assert shifted(-3.0, -2.9) == []
+    assert shifted(-0.9, -9.0) == []
+    (sentence,) = shifted(-3.0, -3.1)
+    assert sentence.startswith("the estimate of sigma is 3 posterior standard deviations from")
+
+
+def test_tests_share_their_false_alarms_by_holms_procedure():
+    """Three apply here: 0.01 for the least p-value, 0.015 and 0.03 for the next ones."""
+    halves, lack, ranks = (
+        "the two halves of the window differ ",
+        "the likelihood does not fit",
+        "the likelihood has the wrong shape",
+    )
+    assert failed() == []
+    assert failed(halves=0.011) == []
+    assert failed(halves=0.009) == [halves]
+    assert failed(ranks=0.009) == [ranks]
+    # z of 2.57 is p = 0.0102, z of 2.58 is 0.0099; the second least needs 0.015.
+    assert failed(lack_of_fit_z=-2.57) == []
+    assert failed(lack_of_fit_z=-2.58) == [lack]
+    assert failed(lack_of_fit_z=-2.58, lack_of_fit=0.01) == []
+    assert failed(halves=0.009, ranks=0.014) == [halves, ranks]
+    assert failed(halves=0.011, ranks=0.014) == []
+    # The paired clip has one test, at its own level.
+    assert failed(halves=0.002, lack_of_fit=np.nan, lack_of_fit_z=np.nan, ranks=np.nan) == []
+
+
+def test_tests_warn_of_at_most_their_share_where_all_is_well():
+    """10,000 fits with uniform p-values: 3 % and a standard error of .17 %, limit four of them."""
+    generator = np.random.default_rng(0)
+    alarms = sum(
+        bool(failed(halves=uniform[0], ranks=uniform[1], lack_of_fit_z=stats.norm.ppf(uniform[2])))
+        for uniform in generator.uniform(size=(10_000, 3))
+    )
+    assert 0.023 < alarms / 10_000 < 0.037
+
+
+def test_a_posterior_reaches_as_far_as_its_mean_and_its_width_beyond_linear_scores():
+    """A scale: a record's information on its logarithm is 2, so scores are linear over 0.35."""
+    information = np.array([[2.0]])
+
+    def extent(away, sd, prior_sd=1.1, information=information):
+        mixture = Mixture(np.array([[0.0]]), np.array([[[sd]]]))
+        return extents(np.array([away]), mixture, information, np.array([prior_sd]))[0]
+
+    linear = 0.5 / np.sqrt(2.0)
+    np.testing.assert_allclose(extent(-0.5, 0.0), 0.5 / linear)
+    np.testing.assert_allclose(extent(0.0, 0.2), 0.2 / linear)
+    np.testing.assert_allclose(extent(0.3, 0.4), 0.5 / linear)
+    # A thousand records at epsilon 1 leave a width of 1.3 times their own.
+    assert extent(0.0, 1.3 / np.sqrt(2.0 * 1000)) < 0.1 * lib.MOST_EXTENT
+    # A posterior which is about the prior is right, however far scores are linear.
+    assert np.isnan(extent(-0.5, 1.05))
+    # Along one coordinate others may change: those of correlated columns are not known alone.
+    correlated = np.array([[1.0, 0.9], [0.9, 1.0]])
+    mixture = Mixture(np.zeros((1, 2)), np.eye(2)[None])
+    factors = extents(np.zeros(2), mixture, correlated, np.full(2, 9.0))
+    np.testing.assert_allclose(factors, 2.0 * np.sqrt(1.0 - 0.81))
 
 
 def test_checks_of_an_earlier_version_have_no_shift():
@@ -59,9 +130,7 @@ def test_checks_of_an_earlier_version_have_no_shift():
 
 def test_many_parameters_are_counted():
     values = np.full(9, 100.0)
-    many = ParameterChecks(
-        [f"w[{number}]" for number in range(9)], values, values, values, values, values
-    )
+    many = ParameterChecks([f"w[{number}]" for number in range(9)], *[values] * len(FIELDS))
     assert all(" of w[0], w[1], w[2], 6 more is " in sentence for sentence in many.warnings)
 
 

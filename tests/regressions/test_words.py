@@ -29,17 +29,20 @@ FAILED = {
     "mismatch": Checks(**TRAINED, mismatch=0.7, lack_of_fit=0.0),
     "lack of fit": Checks(**TRAINED, lack_of_fit=0.31, lack_of_fit_z=8.0),
     "ranks": Checks(**TRAINED, lack_of_fit=0.0, lack_of_fit_z=0.0, ranks=1e-7),
-    "width": Checks(
-        **TRAINED,
-        lack_of_fit=0.0,
-        parameters=ParameterChecks(
-            **{
-                **{field.name: UNKNOWN for field in dataclasses.fields(ParameterChecks)},
-                "names": ["alpha", "coefficients[1]", "coefficients[12]"],
-                "width": np.array([1, 2, 3]),
-            }
-        ),
-    ),
+    **{
+        name: Checks(
+            **TRAINED,
+            lack_of_fit=0.0,
+            parameters=ParameterChecks(
+                **{
+                    **{field.name: UNKNOWN for field in dataclasses.fields(ParameterChecks)},
+                    "names": ["alpha", "coefficients[1]", "coefficients[12]"],
+                    name: np.array([1, 2, 3]),
+                }
+            ),
+        )
+        for name in ("width", "extent")
+    },
 }
 
 

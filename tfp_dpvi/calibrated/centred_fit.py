@@ -11,7 +11,7 @@ import numpy as np
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
-from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, check_posterior, widths
+from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, check_posterior, extents, widths
 from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -279,7 +279,16 @@ def _checks(
             whitening,
         )
     sds = np.sqrt(np.diag(mixture.covariance))
+    extent = unknown.copy()
+    back = whitening.T
+    information = curvatures.slopes.mean(axis=0) / (scoring.num_records * curvatures.shrink)
+    extent[index] = extents(
+        back @ at[0],
+        Mixture(mixture.locs[:, index], mixture.scales[:, index]),
+        to_phi.T @ information @ to_phi,
+        without_far_draws(draws, coordinates.names).std(axis=0)[index],
+    )
     parameters = ParameterChecks(
-        coordinates.names, unknown, unknown, width, shift / sds, shift / error
+        coordinates.names, unknown, unknown, width, shift / sds, shift / error, extent
     )
     return checks.with_fit(excess, z, ranks, parameters)

@@ -17,13 +17,15 @@ from tfp_dpvi.calibrated.window import Window
 MOST_DISTANCE = 1.3
 MOST_BEND = 1.0
 MOST_MISMATCH = 0.4
-# In standard deviations.
-MOST_LACK_OF_FIT = 4.5
+# The probability that any test warns although all is well, at most: Holm's over all that apply.
+FALSE_ALARMS = 0.03
+# The paired clip's only test.
 LEAST_HALVES = 0.001
-LEAST_RANKS = 0.002
-# Of posterior standard deviations, and the probability that chance is the reason.
+# A lack of fit and a shift that matter: relative, and in posterior standard deviations.
+MOST_LACK_OF_FIT = 0.02
 MOST_SHIFT = 1.0
-LEAST_SHIFT = 0.01
+# Of the range in which scores are linear.
+MOST_EXTENT = 1.0
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -42,6 +44,10 @@ _QUARTILE = 0.6744897501960817
 # Standard deviations of the noise by which a coordinate's curvature is too small.
 _MISSING = 5.0
 _MUCH_NARROWER = 1.0 / 3.0
+# Of the standard deviation that one record leaves: the range in which scores are linear.
+_LINEAR = 0.5
+# Of the prior's standard deviation, from which on a posterior is about the prior.
+_ABOUT = 0.9
 _MOST_NAMES = 3
 _REMEDY = "rescale inputs and outcomes so that parameters are of order 1"
 
@@ -108,7 +114,8 @@ class Checks:
                 f"training did not converge: its mean is {self.distance:.1f} posterior standard "
                 f"deviations off (limit {MOST_DISTANCE:g}); {self._slow} next time"
             )
-        if self.halves < LEAST_HALVES:
+        failed = self._failed
+        if "halves" in failed:
             sentences.append(
                 f"the two halves of the window differ (p = {self.halves:.1g}): training did not "
                 "converge"
@@ -123,20 +130,45 @@ class Checks:
             sentences.append(
                 f"the clip is too small (kappa {self.kappa:.2g}): {self._cut} next time"
             )
-        if abs(self.lack_of_fit_z) > MOST_LACK_OF_FIT:
+        if "lack_of_fit" in failed and abs(self.lack_of_fit) > MOST_LACK_OF_FIT:
             sentences.append(
                 f"the likelihood does not fit: scores vary {1.0 + self.lack_of_fit:.2f} times as "
                 f"much as it says (z = {self.lack_of_fit_z:.1f}); for counts try "
                 "tfd.NegativeBinomial, for numbers tfd.StudentT, or more terms of x"
             )
-        elif self.ranks < LEAST_RANKS:
+        elif "ranks" in failed:
             sentences.append(
                 "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
                 f"{self.ranks:.1g}); for numbers try tfd.StudentT, or a scale that depends on x"
             )
         if self.parameters is not None:
             sentences += self.parameters.warnings
+            if "shift" in failed:
+                sentences.append(self.parameters.shift_warning)
         return sentences
+
+    @property
+    def p_values(self) -> dict[str, float]:
+        """Returns the p-value of each test that applies: at most uniform where all is well."""
+        found = {
+            "halves": self.halves,
+            "lack_of_fit": 2.0 * float(stats.norm.sf(abs(self.lack_of_fit_z))),
+            "ranks": self.ranks,
+            "shift": math.nan if self.parameters is None else self.parameters.shift_p_value,
+        }
+        return {name: value for name, value in found.items() if not math.isnan(value)}
+
+    @property
+    def _failed(self) -> set[str]:
+        """Returns the tests that say more than chance would, by Holm's procedure."""
+        level = FALSE_ALARMS if self._is_centred else LEAST_HALVES
+        values = sorted((value, name) for name, value in self.p_values.items())
+        failed: set[str] = set()
+        for number, (value, name) in enumerate(values):
+            if value > level / (len(values) - number):
+                break
+            failed.add(name)
+        return failed
 
     @property
     def _slow(self) -> str:
@@ -243,6 +275,8 @@ class ParameterChecks:
       width: The width of the posterior's 90 % interval over the prior's, see `widths`.
       shift: By how many posterior standard deviations the estimate would move under a wider clip.
       shift_z: The same in standard deviations of what is known of it.
+      extent: How far from the window the posterior reaches, over the distance within which scores
+        are linear, see `extents`.
     """
 
     names: Sequence[str]
@@ -251,10 +285,13 @@ class ParameterChecks:
     width: np.ndarray
     shift: np.ndarray
     shift_z: np.ndarray
+    extent: np.ndarray
 
     def to_array(self) -> np.ndarray:
-        """Returns the diagnostics as one array of shape [5, D], to save."""
-        return np.stack([self.reaches, self.narrowing, self.width, self.shift, self.shift_z])
+        """Returns the diagnostics as one array of shape [6, D], to save."""
+        return np.stack(
+            [self.reaches, self.narrowing, self.width, self.shift, self.shift_z, self.extent]
+        )
 
     @classmethod
     def from_array(cls, names: Sequence[str], values: np.ndarray) -> ParameterChecks:
@@ -264,7 +301,7 @@ class ParameterChecks:
           names: Names of the coordinates.
           values: The array.
         """
-        missing = np.full([5 - len(values), len(names)], math.nan)
+        missing = np.full([6 - len(values), len(names)], math.nan)
         return cls(names, *values, *missing)
 
     @property
@@ -290,15 +327,34 @@ class ParameterChecks:
                 f"the posterior of {wider} times as wide as the prior (limit {MOST_WIDTH:g}), "
                 "which records rarely do: training did not converge, or the likelihood does not fit"
             )
-        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        moved = self._over(np.where(chance < LEAST_SHIFT, np.abs(self.shift), 0.0), MOST_SHIFT)
-        if moved:
+        beyond = self._over(self.extent, MOST_EXTENT)
+        if beyond:
             sentences.append(
-                f"the estimate of {moved} posterior standard deviations from that under a wider "
-                "clip: the likelihood does not fit the tails, and a fit without privacy would "
-                "differ; try another likelihood, or more terms of x"
+                f"the posterior of {beyond} times as far from the last steps as scores are linear "
+                "in parameters: the noise is too large for so few records, or training did not "
+                "converge; take a larger epsilon, or a prior nearer to the records"
             )
         return sentences
+
+    @property
+    def shift_p_value(self) -> float:
+        """Returns the least p-value of a shift that matters, over all parameters; NaN for none."""
+        matters = np.abs(self.shift) > MOST_SHIFT
+        if not np.isfinite(self.shift_z).any():
+            return math.nan
+        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
+        return float(np.min(chance, where=matters, initial=1.0))
+
+    @property
+    def shift_warning(self) -> str:
+        """Returns the sentence on the parameters whose shift matters and is no chance."""
+        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
+        moved = self._over(np.where(chance < FALSE_ALARMS, np.abs(self.shift), 0.0), MOST_SHIFT)
+        return (
+            f"the estimate of {moved} posterior standard deviations from that under a wider clip: "
+            "the likelihood does not fit the tails, and a fit without privacy would differ; try "
+            "another likelihood, or more terms of x"
+        )
 
     def _over(self, values: np.ndarray, limit: float) -> str:
         """Returns the names of coordinates above a limit with the largest value, or nothing."""
@@ -339,6 +395,31 @@ def widths(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     wider &= _least_width(centred) > -2.0 * stats.norm.ppf(_TAIL)
     ratio = (posterior[-1] - posterior[0]) / (prior[-1] - prior[0])
     return np.where(wider, ratio, np.minimum(ratio, 1.0))
+
+
+def extents(
+    away: np.ndarray, mixture: Mixture, information: np.ndarray, prior_sds: np.ndarray
+) -> np.ndarray:
+    """Returns how far each coordinate's posterior reaches beyond where scores are linear, or NaN.
+
+    The posterior is computed for scores that are linear in parameters. About the window they are,
+    within half of the standard deviation that a posterior from a single record would have: the
+    logarithm of a scale that is far too large would else fall by half a unit, wherever it ought to
+    be. Noise that hides more than that hides what four records would say.
+
+    Args:
+      away: The posterior's mean less the window's parameters, shape [d].
+      mixture: The posterior of the coordinates that the likelihood reads.
+      information: The information of a record, shape [d, d].
+      prior_sds: The prior's standard deviations, shape [d].
+
+    Returns:
+      Factors of shape [d]; NaN where the posterior is about the prior, which needs no scores.
+    """
+    variances = np.diag(mixture.covariance)
+    linear = _LINEAR**2 * np.diag(np.linalg.pinv(information, hermitian=True))
+    factors: np.ndarray = np.sqrt((away**2 + variances) / linear)
+    return np.where(np.sqrt(variances) < _ABOUT * prior_sds, factors, math.nan)
 
 
 def _least_width(quantiles: np.ndarray) -> np.ndarray:

@@ -59,6 +59,11 @@ _MEANINGS = (
         "with more of the tails, and a fit without privacy would differ; {fit}",
     ),
     (
+        r"the posterior of (.*) times as far from the last steps as .*",
+        r"there are too few records for this noise: the interval of \1 times as wide, or as far "
+        rf"from the last steps, as the method allows; {_LARGER}",
+    ),
+    (
         r"the posterior of (.*) times as wide as the prior.*",
         r"the interval of \1 times as wide as the prior's, which records rarely do: the fit has "
         "not settled, or family {family} does not fit; " + _LARGER + ", or {fit}",
