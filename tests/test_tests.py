@@ -41,12 +41,13 @@ def test_the_check_sees_an_import():
 
 
 def test_a_run_says_what_it_cost(request):
-    """The CPU seconds of set-up, call and tear-down are added up, and the dearest tests come first."""
+    """CPU seconds of set-up, call and tear-down are added up; the dearest come first, then files."""
     costs = type(request.config.pluginmanager.get_plugin("costs"))()
     lines = []
     terminal = types.SimpleNamespace(section=lambda title, sep: None, write_line=lines.append)
-    for name, seconds in [("cheap", 1.0), ("dear", 5.0), ("dear", 4.0)]:
+    for name, seconds in [("a::cheap", 1.0), ("b::dear", 5.0), ("b::dear", 4.0), ("b::x", 0.5)]:
         costs.pytest_runtest_logreport(types.SimpleNamespace(nodeid=name, cpu_seconds=seconds))
     costs.pytest_terminal_summary(terminal)
-    assert lines[:2] == ["   9.00  dear (over the limit)", "   1.00  cheap"]
-    assert re.fullmatch(r" *\d+  all processes, of 1150; 8 a test", lines[2])
+    assert lines[:2] == ["   9.00  b::dear (over the limit)", "   1.00  a::cheap"]
+    assert lines[3:5] == ["     10  b", "      1  a"]
+    assert re.fullmatch(r" *\d+  all processes, of 1150; 8 a test", lines[5])

@@ -32,6 +32,7 @@ _NAMED_IN_FILES = tuple(
         "surrogates",
         "synthetic.grouping",
         "synthetic.mixture",
+        "synthetic.rules",
         "synthetic.tails",
         "data.columns",
         "data.dates",

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -483,11 +483,17 @@ class Categorical(Column):
         private histogram, and merges the others. Samples have all of them.
       missing: Whether values may be missing.
       shares: The public frequency of each category, positive; None for equal ones.
+      parents: A public hierarchy: the parent of each category, as chapters are of ICD codes, in
+        their order or as a dict. Rare categories are merged with those of the same parent, and not
+        with all others.
     """
 
     categories: Sequence[Hashable]
     max_levels: int = 16
     shares: Sequence[float] | None = dataclasses.field(default=None, kw_only=True)
+    parents: Sequence[Hashable] | Mapping[Hashable, Hashable] | None = dataclasses.field(
+        default=None, kw_only=True
+    )
     kinds: ClassVar[str] = "biufUS"
 
     def __post_init__(self) -> None:
@@ -509,6 +515,38 @@ class Categorical(Column):
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
         if self.shares is not None:
             object.__setattr__(self, "shares", _checked_shares(self.shares, len(categories)))
+        if self.parents is not None:
+            object.__setattr__(self, "parents", self._checked_parents(categories))
+
+    def _checked_parents(self, categories: tuple[Hashable, ...]) -> tuple[Hashable, ...]:
+        """Returns the parent of each category, in their order."""
+        parents = self.parents
+        if isinstance(parents, Mapping):
+            if lacking := [category for category in categories if category not in parents]:
+                raise ValueError(f"parents={_described(parents)} lacks {lacking[0]!r}.")
+            parents = [parents[category] for category in categories]
+        if isinstance(parents, (str, bytes)) or not isinstance(parents, Sequence):
+            raise TypeError(
+                f"parents={_described(parents)} must be a list, or a dict from categories."
+            )
+        if len(parents) != len(categories):
+            raise ValueError(
+                f"parents={_described(parents)} must have one entry for each of {len(categories)} "
+                "categories."
+            )
+        if len(set(parents)) > self.max_levels < len(categories):
+            raise ValueError(
+                f"parents={_described(parents)} are {len(set(parents))}, and max_levels="
+                f"{self.max_levels} is fewer: each parent keeps a level for its rare categories."
+            )
+        return tuple(parents)
+
+    @property
+    def families(self) -> np.ndarray:
+        """The number of each category's parent, in order of appearance; without parents, 0."""
+        parents = self.parents or [None] * len(self.categories)
+        order = {parent: place for place, parent in enumerate(dict.fromkeys(parents))}
+        return np.array([order[parent] for parent in parents])
 
     @property
     def frequencies(self) -> np.ndarray:
@@ -660,7 +698,7 @@ def _checked_shares(shares: Sequence[float], num: int) -> tuple[float, ...]:
     return tuple(float(value) for value in values / values.sum())
 
 
-def _described(values: int | Sequence[Hashable]) -> str:
+def _described(values: check.Unchecked) -> str:
     """Returns a part of a description as text: a few numbers as they are, else the length alone.
 
     A column of the data may have been passed in its place.

@@ -200,12 +200,26 @@ class Schema:
           layout: The container, order of columns and dtypes of the result.
           generator: The source of numbers within their bins.
         """
+        return layout.restore(self, self.values(codes, generator))
+
+    def values(
+        self, codes: np.ndarray, generator: np.random.Generator
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Returns values with these levels, for `Layout.restore`.
+
+        Args:
+          codes: Integer array of shape [records, columns], -1 for missing values.
+          generator: The source of numbers within their bins.
+
+        Returns:
+          By name, each column's values and its mask of missing ones, both of shape [records].
+        """
         columns = {}
         for place, (name, column) in enumerate(self.columns.items()):
             level = codes[:, place]
             absent = level == MISSING
             columns[name] = (column.values(np.where(absent, 0, level), generator), absent)
-        return layout.restore(self, columns)
+        return columns
 
     def check_names(self, data: TableData) -> None:
         """Checks that data have exactly the described columns, without reading a value.

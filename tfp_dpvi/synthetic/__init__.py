@@ -19,10 +19,12 @@ from tfp_dpvi.synthetic.mixture import (
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.planning import TablePlan
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
+from tfp_dpvi.synthetic.rules import AtMost, OnlyWhere, Rule
 from tfp_dpvi.synthetic.synthesizer import Synthesizer
 
 __all__ = [
     "MISSING",
+    "AtMost",
     "Binary",
     "Categorical",
     "Column",
@@ -34,8 +36,10 @@ __all__ = [
     "Integer",
     "Layout",
     "NoisyPairs",
+    "OnlyWhere",
     "Pairs",
     "RubinEstimate",
+    "Rule",
     "Schema",
     "Segments",
     "Synthesizer",

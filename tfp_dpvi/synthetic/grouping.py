@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -362,19 +363,66 @@ def _grouped(
 
 
 def _with_rare_ones_together(column: Categorical, counts: np.ndarray, deviation: float) -> Grouped:
-    most = column.max_levels
-    frequent = np.sort(np.argsort(-counts, kind="stable")[: most - 1])
-    groups = np.full(column.num_levels, most - 1)
-    groups[frequent] = np.arange(most - 1)
-    masses, rare = np.maximum(counts, 0.0), groups == most - 1
-    # Rare levels that stand out share the mass beyond that of noise alone; all share the rest.
-    rare_counts, num = counts[rare], int(rare.sum())
-    seen = np.where(rare_counts > _SEEN * deviation, rare_counts, 0.0)
+    """Keeps the most frequent categories, and merges the others of each parent."""
+    families = column.families
+    num_kept = column.max_levels - int(families.max()) - 1
+    order = np.argsort(-counts, kind="stable")
+    # The least frequent category of each parent stands for its rare ones.
+    _, last = np.unique(families[order][::-1], return_index=True)
+    is_rest = np.zeros(len(counts), bool)
+    is_rest[order[::-1][last]] = True
+    frequent = np.sort(order[~is_rest[order]][:num_kept])
+    groups = num_kept + families
+    groups[frequent] = np.arange(num_kept)
+    masses = np.maximum(counts, 0.0)
+    for rest in range(num_kept, column.max_levels):
+        rare = groups == rest
+        masses[rare] = _rare_masses(counts[rare], deviation)
+    return _grouped(column, column, groups, masses, np.ones(column.num_levels))
+
+
+def _rare_masses(counts: np.ndarray, deviation: float) -> np.ndarray:
+    """Returns the masses of merged categories.
+
+    Those that stand out share the mass beyond that of noise alone; all share the rest.
+    """
+    num = len(counts)
+    seen = np.where(counts > _SEEN * deviation, counts, 0.0)
     by_noise = num * deviation * math.exp(-0.5 * _SEEN**2) / math.sqrt(2.0 * math.pi)
     sure = max(float(seen.sum()) - by_noise, 0.0)
-    rest = max(float(rare_counts.sum()) - sure, deviation)
-    masses[rare] = seen * sure / max(float(seen.sum()), 1e-9) + rest / num
-    return _grouped(column, column, groups, masses, np.ones(column.num_levels))
+    rest = max(float(counts.sum()) - sure, deviation)
+    masses: np.ndarray = seen * sure / max(float(seen.sum()), 1e-9) + rest / num
+    return masses
+
+
+class Merged(NamedTuple):
+    """The categories of a column that a fit merged with others.
+
+    Attributes:
+      num: How many they are.
+      of: The number of all categories.
+      share: The share of the records in them, from noisy counts.
+    """
+
+    num: int
+    of: int
+    share: float
+
+
+def merged_categories(column: Column, counts: np.ndarray) -> Merged | None:
+    """Returns the categories that a fit merged, or None if it merged none.
+
+    Args:
+      column: The column with the levels that the fit chose.
+      counts: Released counts of its levels, and of missing values last if there may be any.
+    """
+    if not isinstance(column, Grouped) or not isinstance(column.column, Categorical):
+        return None
+    sizes = np.bincount(column.groups)
+    counts = np.maximum(counts, 0.0)
+    inside = float(counts[: len(sizes)][sizes > 1].sum())
+    share = inside / max(float(counts.sum()), 1.0)
+    return Merged(int(sizes[sizes > 1].sum()), int(sizes.sum()), share)
 
 
 def _cells(

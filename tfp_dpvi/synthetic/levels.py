@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import scipy.optimize
@@ -184,7 +185,7 @@ def labels_of(column: Column) -> tuple[str, ...]:
         ]
     elif isinstance(inner, Categorical):
         members = [np.flatnonzero(groups == level) for level in range(num)]
-        labels = [_joined([str(inner.categories[place]) for place in part]) for part in members]
+        labels = [_label(inner, part) for part in members]
     else:
         labels = ["0", "1"]
     return (*labels, "missing") if column.missing else tuple(labels)
@@ -192,6 +193,14 @@ def labels_of(column: Column) -> tuple[str, ...]:
 
 def _text(column: Numeric, number: float) -> str:
     return column.as_text(int(number)) if column.step else f"{number:.6g}"
+
+
+def _label(column: Categorical, members: np.ndarray) -> str:
+    """Returns the name of a level: its categories, or those of a parent but for the frequent."""
+    parents = column.parents
+    if parents is not None and not isinstance(parents, Mapping) and len(members) > _MOST_SHOWN:
+        return f"other {parents[members[0]]}"
+    return _joined([str(column.categories[place]) for place in members])
 
 
 def _joined(categories: list[str]) -> str:

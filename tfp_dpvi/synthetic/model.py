@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,8 +28,10 @@ from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models import exporting
 from tfp_dpvi.models.base import DPModel
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+from tfp_dpvi.synthetic.grouping import Merged, merged_categories
 from tfp_dpvi.synthetic.mixture import Segments, make_likelihood
 from tfp_dpvi.synthetic.pairs import NoisyPairs
+from tfp_dpvi.synthetic.rules import Rule
 from tfp_dpvi.training.budget import PrivacyTarget
 
 _RATE = 0.1
@@ -57,6 +59,7 @@ class TableModel(DPModel):
       prior: Function without arguments that returns the prior, as `make_prior` with its arguments.
       surrogate_posterior: A trainable distribution over the prior's parameters, or "mean_field".
       target: The column that synthetic records should predict, or None.
+      rules: What synthetic records keep, see `Synthesizer`.
       layout: `Layout.to_config` of the fitted data, or None before a fit.
       released: `NoisyPairs.to_config` of the released counts, or None before a fit.
       seed: See `DPModel`.
@@ -71,6 +74,7 @@ class TableModel(DPModel):
         surrogate_posterior: tfd.Distribution | str,
         *,
         target: str | None = None,
+        rules: Sequence[Rule] = (),
         layout: dict[str, Any] | None = None,
         released: dict[str, Any] | None = None,
         seed: int | None = None,
@@ -85,6 +89,7 @@ class TableModel(DPModel):
         self.seed = seed
         self.schema = table
         self.target = target
+        self.rules = tuple(rules)
         self.layout = None if layout is None else Layout.from_config(layout)
         # Files of 0.3 and before have none.
         self.released = None if released is None else NoisyPairs.from_config(released, table)
@@ -97,6 +102,7 @@ class TableModel(DPModel):
         # The initial values are left out: loaded weights replace them.
         parts = {
             "table": self.schema,
+            "rules": self.rules,
             "layout": None if self.layout is None else self.layout.to_config(),
             "released": None if self.released is None else self.released.to_config(),
             "prior": self._parts.make_prior,
@@ -248,17 +254,33 @@ class TableModel(DPModel):
     @property
     def caveats(self) -> tuple[str, ...]:
         """See `DPModel`."""
-        few = [name for name, column in self.schema.columns.items() if getattr(column, "few", 0)]
-        caveat = (
+        sentences = [
             "the posterior includes the noise, but assumes independent parameters (mean field) and "
             "independent counts: for many columns its intervals are too narrow."
-        )
-        if not few:
-            return (caveat,)
-        return caveat, (
-            f"the standard deviation of {', '.join(map(repr, few))} is that of a few records: "
-            "about a hundred of them have most of the variance, which noisy counts do not tell."
-        )
+        ]
+        few = [name for name, column in self.schema.columns.items() if getattr(column, "few", 0)]
+        if few:
+            sentences.append(
+                f"the standard deviation of {', '.join(map(repr, few))} is that of a few records: "
+                "about a hundred of them have most of the variance, which noisy counts do not tell."
+            )
+        sentences += [
+            f"{merged.num} of the {merged.of} categories of {name!r}, with {merged.share:.0%} of "
+            "the records, are merged: what tells them apart is lost."
+            for name, merged in self.merged.items()
+        ]
+        return tuple(sentences)
+
+    @property
+    def merged(self) -> dict[str, Merged]:
+        """The categories that a fit merged, by column."""
+        if self.released is None:
+            return {}
+        found = {
+            name: merged_categories(column, self.released.column(place))
+            for place, (name, column) in enumerate(self.schema.columns.items())
+        }
+        return {name: merged for name, merged in found.items() if merged is not None}
 
     def distribution_at(self, params: Structure, x: Structure | None = None) -> tfd.Distribution:
         """See `BayesianModel.distribution_at`."""

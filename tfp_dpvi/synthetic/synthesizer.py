@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import os
 import warnings
@@ -28,10 +29,13 @@ from tfp_dpvi.synthetic.mixture import Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
+from tfp_dpvi.synthetic.rules import Drawn, Rule, check_records, drawn_until_kept
 from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 
 # The largest epsilon that `plan` proposes.
 _LARGEST_EPSILON = 100.0
+# The share of records in merged categories from which a fit warns.
+_MUCH_MERGED = 0.1
 
 
 @dataclasses.dataclass
@@ -79,12 +83,15 @@ class Synthesizer:
       num_components: The number K of components; under a small budget, some stay small or alike.
       target: A column that the synthetic records should predict: its pairs are counted twice as
         precisely, and components are initially spread over its levels. None for no such column.
+      rules: What synthetic records keep, such as `dpvi.synthetic.AtMost("admitted", "discharged")`
+        or `OnlyWhere("pregnant", [1], {"sex": ["F"]})`: public knowledge, which the records obey.
+        Of two equal columns, describe one and copy it. `estimate` knows nothing of rules.
       concentration: The concentration of the Dirichlet priors.
       seed: Makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     Raises:
       TypeError: `schema` is no `Schema`.
-      ValueError: `target` is no column of it, or a number is out of range.
+      ValueError: `target` or a rule's column is no column of it, or a number is out of range.
 
     #### Formal guarantee
 
@@ -102,19 +109,27 @@ class Synthesizer:
         num_components: int = 64,
         *,
         target: str | None = None,
+        rules: Sequence[Rule] = (),
         concentration: float = 0.5,
         seed: int | None = None,
     ) -> None:
         if not isinstance(schema, Schema):
             raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
         num = check.count("num_components", num_components, 1)
+        for rule in rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(
+                    f"rules={check.shown(rules)} must be a list of rules, such as "
+                    'dpvi.synthetic.AtMost("first", "second").'
+                )
+            rule.check(schema)
         coded = _uninformed(schema)
         start = mixture.starting_point(coded, num, target=target, seed=seed)
         make_prior = functools.partial(mixture.make_prior, coded, num, concentration=concentration)
         surrogate = surrogates.mean_field(make_prior(), initial_loc=start, initial_scale=0.05)
         self.schema = schema
         self.target = target
-        self.model = TableModel(coded, make_prior, surrogate, target=target, seed=seed)
+        self.model = TableModel(coded, make_prior, surrogate, target=target, rules=rules, seed=seed)
 
     _paid = _Paid()
 
@@ -225,6 +240,7 @@ class Synthesizer:
         layout = Layout.of(data, self.schema)
         # The only time that records are encoded: all that is counted follows from finest levels.
         codes = self.schema.finest.encode(data)
+        check_records(model.rules, self.schema, data)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         public = (
             self.target,
@@ -295,6 +311,14 @@ class Synthesizer:
                     "public knowledge, or pass scale='log', spikes= or inner edges as bins=.",
                     stacklevel=3,
                 )
+            merged = grouping.merged_categories(column, noisy.column(place))
+            if merged is not None and merged.share > _MUCH_MERGED:
+                warnings.warn(
+                    f"column {name!r}: {merged.num} of {merged.of} categories, with "
+                    f"{merged.share:.0%} of the records, are merged, and what tells them apart is "
+                    "lost: raise max_levels, or pass parents= to merge within public groups.",
+                    stacklevel=3,
+                )
         return schema, noisy
 
     def _release(self, releases: CountReleases, counts: np.ndarray, number: int) -> np.ndarray:
@@ -342,7 +366,7 @@ class Synthesizer:
           A table with the columns and dtypes of `fit`'s data.
 
         Raises:
-          RuntimeError: The synthesizer is not fitted.
+          RuntimeError: The synthesizer is not fitted, or hardly any of its records keeps the rules.
         """
         layout, num = self._fitted("sample")
         num = num if num_rows is None else check.count("num_rows", num_rows, 1)
@@ -350,8 +374,15 @@ class Synthesizer:
         draw_seed, sample_seed = (int(part) for part in generator.integers(2**63, size=2))
         draws = self.model.posterior_sample(1, seed=draw_seed)
         record = self.model.likelihood(tf.nest.map_structure(lambda part: part[0], draws))
-        codes = record.sample(num, seed=_random.tfp_seed(_random.new_key(sample_seed))).numpy()
-        return self.model.schema.decode(codes, layout, generator)
+        schema = self.model.schema
+        seeds = itertools.chain([sample_seed], iter(lambda: int(generator.integers(2**63)), None))
+
+        def drawn(some: int) -> dict[str, Drawn]:
+            key = _random.new_key(next(seeds))
+            codes = record.sample(some, seed=_random.tfp_seed(key)).numpy()
+            return schema.values(codes, generator)
+
+        return layout.restore(schema, drawn_until_kept(drawn, num, self.model.rules))
 
     def sample_many(
         self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None
