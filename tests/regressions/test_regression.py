@@ -94,7 +94,7 @@ def test_pictures(poisson):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"family": "gamma"}, "family"),
+        ({"family": "gaussian"}, "family"),
         ({"family": "bernoulli"}, "described as Binary"),
         ({"priors": {"agee": (0, 1)}}, "no terms"),
         ({"priors": {"age": (0, -1)}}, "positive deviation"),

@@ -12,7 +12,7 @@ from tfp_dpvi.calibrated.checks import Checks, ParameterChecks
 pytest.importorskip("formulae")
 
 from tfp_dpvi.regressions import words
-from tfp_dpvi.regressions.families import FAMILIES
+from tfp_dpvi.regressions.outcomes import FAMILIES
 
 NAMES = {"age": "coefficients[1]", "ward[B]": "coefficients[12]", "alpha": "alpha"}
 # What a user of a formula has not got.

@@ -1,4 +1,4 @@
-"""Records of right regressions in awkward units, for six families."""
+"""Records of right regressions in awkward units, for each family."""
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,14 @@ OUTCOMES = {
     "negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
     "categorical": Categorical(WORDS),
     "ordinal": Categorical(WORDS),
+    "student": Continuous(-500000.0, 500000.0, typical=(30000.0, 12000.0)),
+    "lognormal": Continuous(10.0, 1e7, typical=(40000.0, 40000.0)),
+    "gamma": Continuous(1e-6, 1000.0, typical=(3.0, 3.0)),
+    "weibull": Continuous(1e-6, 1000.0, typical=(3.0, 3.0)),
+    "beta": Continuous(1e-6, 1.0 - 1e-6),
+    "zero_inflated_poisson": Integer(0, 300, typical=(3.0, 3.0)),
+    "zero_inflated_negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
+    "hurdle_poisson": Integer(0, 300, typical=(3.0, 3.0)),
 }
 
 
@@ -38,6 +46,8 @@ def simulated(family, seed=1, num=NUM):
     score = 0.02 * (data["age"] - 50.0) + 8e-6 * (data["income"] - 45000.0)
     score += 0.3 * data["sex"] + shift
     mean = np.exp(0.5 + score)
+    share = 1.0 / (1.0 + np.exp(-score))
+    kept = rng.random(num) < 0.8
     data["y"] = {
         "normal": lambda: 30000.0 + 8000.0 * score + 9000.0 * rng.normal(size=num),
         "bernoulli": lambda: (rng.random(num) < 1.0 / (1.0 + np.exp(-score))).astype(int),
@@ -49,5 +59,21 @@ def simulated(family, seed=1, num=NUM):
         "ordinal": lambda: np.array(WORDS)[
             np.digitize(score + rng.logistic(size=num), [-0.5, 1.0])
         ],
+        "student": lambda: 30000.0 + 8000.0 * score + 6000.0 * rng.standard_t(4.0, size=num),
+        "lognormal": lambda: np.exp(10.0 + score + 0.7 * rng.normal(size=num)),
+        "gamma": lambda: np.maximum(rng.gamma(2.0, mean / 2.0), 1e-6),
+        "weibull": lambda: np.maximum(mean * rng.weibull(1.5, num) / 0.9027453, 1e-6),
+        "beta": lambda: np.clip(rng.beta(8.0 * share, 8.0 - 8.0 * share), 1e-6, 1.0 - 1e-6),
+        "zero_inflated_poisson": lambda: kept * rng.poisson(mean),
+        "zero_inflated_negative_binomial": lambda: kept * rng.poisson(rng.gamma(1.0, mean)),
+        "hurdle_poisson": lambda: kept * above_zero(rng, mean),
     }[family]()
     return data
+
+
+def above_zero(rng, mean):
+    """Counts of Poisson distributions given that they are not 0."""
+    counts = rng.poisson(mean)
+    while (counts == 0).any():
+        counts = np.where(counts == 0, rng.poisson(mean), counts)
+    return counts

@@ -19,17 +19,14 @@ from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
-    COEFFICIENT_SD,
-    FAMILIES,
     INTERCEPT_SD,
     Layout,
-    Outcome,
     check_outcome,
     likelihood,
     make_prior,
-    outcome_of,
 )
 from tfp_dpvi.regressions.measured import measure
+from tfp_dpvi.regressions.outcomes import FAMILIES, Outcome
 from tfp_dpvi.regressions.result import Parts, Regression
 
 if TYPE_CHECKING:
@@ -70,7 +67,9 @@ def regression(
         (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
         effects `(1 | g)`. Levels, knots, means and scales are the schema's.
       data: A data set with the formula's columns, one row a record; others are ignored.
-      family: "normal", "bernoulli", "poisson", "negative_binomial", "categorical" or "ordinal".
+      family: "normal", "student", "lognormal", "gamma", "weibull", "beta", "bernoulli", "poisson",
+        "negative_binomial", "zero_inflated_poisson", "zero_inflated_negative_binomial",
+        "hurdle_poisson", "categorical" or "ordinal".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
         with a new one, that of the fit.
@@ -79,7 +78,7 @@ def regression(
         deviation, or a `tfd.Normal`, in the units of the formula. That of "Intercept" is for
         records at the typical values of the covariates. Others are normal with mean 0 and standard
         deviation 2.5 (ordinal: 1) for columns scaled to a typical deviation of 1, and outcomes
-        likewise in a normal family, as rstanarm's.
+        likewise in the normal and student families, as rstanarm's.
       ledger: A `PrivacyLedger`, for instance on disk; by default one in memory.
       missing: None, or "indicator" for columns that may have missing values: these take the typical
         value, or a level of their own, and an indicator column is added.
@@ -124,14 +123,14 @@ def regression(
     a function of that record and the schema alone. That values outside of the schema are refused
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
-    check.one_of("family", family, FAMILIES)
+    check.one_of("family", family, tuple(FAMILIES))
     if not isinstance(schema, Schema):
         schema = Schema.from_dict(schema)
     fixed, has_unit_effect = _without_unit(formula, unit)
     design = Design(fixed, schema, missing=missing, outside=outside, constants=constants)
     column = schema.columns[design.outcome]
-    check_outcome(family, design.outcome, column)
-    if design.has_transformed_outcome and family != "normal":
+    check_outcome(FAMILIES[family], design.outcome, column)
+    if design.has_transformed_outcome and not FAMILIES[family].is_scaled:
         raise ValueError(
             f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
         )
@@ -262,15 +261,15 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
             simulated = design.transformed_outcome(simulated)
             simulated = simulated[np.isfinite(simulated)]
             location, scale = float(simulated.mean()), float(simulated.std())
-    outcome = outcome_of(family, column, location, scale)
+    kind = FAMILIES[family]
+    outcome = kind.outcome(column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
     layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes, person)
-    unit = outcome.scale if family == "normal" else 1.0
-    given, intercept = _priors(design, priors, unit, COEFFICIENT_SD[family])
-    centre = 0.0 if family in ("normal", "categorical") else outcome.location
+    unit = outcome.scale
+    given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
     if intercept is None:
-        intercept = (centre, INTERCEPT_SD)
-    elif family == "normal":
+        intercept = (0.0 if kind.is_scaled else outcome.location, INTERCEPT_SD)
+    elif kind.is_scaled:
         intercept = ((intercept[0] - outcome.location) / unit, intercept[1] / unit)
     return Parts(
         family=family,
@@ -329,7 +328,7 @@ def _outcome_values(design: Design, family: str, outcome: Outcome, data: TableDa
     numbers = np.asarray(values, np.float64)
     if family == "ordinal":
         return (numbers - column.lower).astype(np.float32)
-    if family == "normal":
+    if FAMILIES[family].is_scaled:
         numbers = design.transformed_outcome(numbers)
         if not np.isfinite(numbers).all():
             raise ValueError(

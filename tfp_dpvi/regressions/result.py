@@ -19,7 +19,8 @@ from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
-from tfp_dpvi.regressions.families import LINKS, NUM_POINTS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels
+from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome, predicted
 from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
@@ -59,6 +60,16 @@ class Parts:
     share: float = 0.0
 
     @property
+    def kind(self) -> Family:
+        """The family's class."""
+        return FAMILIES[self.family]
+
+    @property
+    def base(self) -> float:
+        """The number that the model subtracts from an outcome: 0 if it is not scaled."""
+        return self.outcome.location if self.kind.is_scaled else 0.0
+
+    @property
     def prior(self) -> dict[str, Any]:
         """Arguments of `make_prior`."""
         return {
@@ -81,7 +92,8 @@ class Parts:
         layout, levels = self.layout, self.outcome.levels
         if self.family == "categorical":
             return (levels - 1) * (layout.num_common + layout.has_intercept)
-        own = {"ordinal": levels - 1, "normal": 1, "negative_binomial": 1}.get(self.family, 0)
+        # The first threshold of an ordinal outcome is an intercept.
+        own = self.kind.num_own(self.outcome) + (self.family == "ordinal")
         return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
 
     def inputs(self, rows: Rows) -> np.ndarray:
@@ -91,9 +103,7 @@ class Parts:
           rows: Design rows.
         """
         common = (rows.common - np.array(self.location)) / np.array(self.scale)
-        offset = rows.offset[:, None]
-        if self.family == "normal":
-            offset = offset / self.outcome.scale
+        offset = rows.offset[:, None] / self.outcome.scale
         return np.concatenate([common, offset, rows.groups], axis=1).astype(np.float32)
 
     def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:
@@ -103,7 +113,7 @@ class Parts:
           draws: Draws of the model's parameters, in the first dimension.
           design: The design.
         """
-        unit = self.outcome.scale if self.family == "normal" else 1.0
+        unit = self.outcome.scale
         num = self.layout.num_common
         blocks = self.outcome.levels - 1 if self.family == "categorical" else 1
         size = len(next(iter(draws.values())))
@@ -118,8 +128,7 @@ class Parts:
         for block, start in enumerate(names):
             if self.layout.has_intercept:
                 intercept = draws["intercept"].reshape(size, blocks)[:, block] * unit
-                base = self.outcome.location if self.family == "normal" else 0.0
-                named[f"{start}Intercept"] = base + intercept - shift[:, block]
+                named[f"{start}Intercept"] = self.base + intercept - shift[:, block]
             for place, label in enumerate(design.labels):
                 named[f"{start}{label}"] = slopes[:, block, place]
         if self.family == "ordinal":
@@ -128,10 +137,8 @@ class Parts:
             for place in range(len(levels) - 1):
                 cut = draws["threshold"] + gaps[:, :place].sum(axis=1) + shift[:, 0]
                 named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
-        if "sigma" in draws:
-            named["sigma"] = draws["sigma"] * unit
-        if "alpha" in draws:
-            named["alpha"] = draws["alpha"]
+        own = {name: draws[name] for name in self.kind.own(self.outcome, 1.0)}
+        named.update(self.kind.in_units(own, unit))
         first = 0
         for place, group in enumerate(design.groups):
             named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit
@@ -167,7 +174,7 @@ class Parts:
             first += len(group.labels)
         if self.layout.unit:
             found[f"sd(1|{self.layout.unit})"] = "unit_sd"
-        return {**found, "sigma": "sigma", "alpha": "alpha"}
+        return {**found, **{name: name for name in self.kind.own(self.outcome, 1.0)}}
 
 
 class Regression:
@@ -256,14 +263,14 @@ class Regression:
     def choices(self) -> list[str]:
         """Returns each choice that was made, as sentences."""
         parts, design = self.parts, self.design
-        found = [f"family {parts.family}, link {LINKS[parts.family]}"]
-        if parts.family == "normal":
+        found = [f"family {parts.family}, link {parts.kind.link}"]
+        if parts.kind.is_scaled:
             found.append(
                 f"outcome scaled by the schema: ({design.outcome_text} - "
                 f"{parts.outcome.location:.4g}) / {parts.outcome.scale:.4g}"
             )
         where = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
-        unit = parts.outcome.scale if parts.family == "normal" else 1.0
+        unit = parts.outcome.scale
         for label, location, scale, (mean, deviation) in where:
             prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
             scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
@@ -271,17 +278,12 @@ class Regression:
         mean, deviation = parts.intercept
         if parts.family == "ordinal":
             found.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
-            found.append("prior of the distances of thresholds: lognormal(log typical, 1)")
         elif parts.layout.has_intercept:
-            base = parts.outcome.location if parts.family == "normal" else 0.0
             found.append(
                 f"prior of the intercept at typical covariates: normal("
-                f"{base + mean * unit:.3g}, {deviation * unit:.3g})"
+                f"{parts.base + mean * unit:.3g}, {deviation * unit:.3g})"
             )
-        if parts.family == "normal":
-            found.append(f"prior of sigma: halfnormal({unit:.3g})")
-        if parts.family == "negative_binomial":
-            found.append("prior of alpha (variance = mean + alpha mean^2): lognormal(0, 1)")
+        found += parts.kind.choices(unit)
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
         if parts.measured:
             found.append(
@@ -395,54 +397,26 @@ class Regression:
 
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
+        parts, outcome = self.parts, self.parts.outcome
         draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
-        generator = np.random.default_rng(seed)
+        names = [
+            *parts.kind.own(outcome, 1.0),
+            *(["threshold"] if parts.family == "ordinal" else []),
+        ]
+        own = {name: draws[name] for name in names}
         scores = self._score(rows)
-        if not self.parts.layout.unit:
-            return self._outcomes(scores, draws, generator)
+        if not parts.layout.unit:
+            return predicted(parts.kind, scores, own, outcome, seed)
         # Of persons who are not known: over the intercepts that they may have.
         sd = draws["unit_sd"][:, None, None]
         points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
         weighted = zip(points, weights / weights.sum(), strict=True)
         mean = sum(
-            weight * self._outcomes(scores + sd * point, draws, generator)[0]
+            weight * predicted(parts.kind, scores + sd * point, own, outcome, seed)[0]
             for point, weight in weighted
         )
-        drawn = scores + sd * generator.normal(size=scores.shape)
-        return np.asarray(mean), self._outcomes(drawn, draws, generator)[1]
-
-    def _outcomes(
-        self, scores: np.ndarray, draws: dict[str, np.ndarray], generator: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns expected outcomes (or probabilities) and outcomes at scores of [S, n, blocks]."""
-        family, outcome = self.parts.family, self.parts.outcome
-        if family == "categorical":
-            logits = np.concatenate([np.zeros_like(scores[:, :, :1]), scores], axis=2)
-            exp = np.exp(logits - logits.max(axis=2, keepdims=True))
-            shares = exp / exp.sum(axis=2, keepdims=True)
-            return shares, shares
-        score = scores[:, :, 0]
-        if family == "normal":
-            mean = score * outcome.scale + outcome.location
-            noise = draws["sigma"][:, None] * outcome.scale
-            return mean, mean + noise * generator.normal(size=mean.shape)
-        if family == "bernoulli":
-            mean = 1.0 / (1.0 + np.exp(-score))
-            return mean, (generator.random(mean.shape) < mean).astype(np.float64)
-        if family == "ordinal":
-            gaps = draws.get("gaps", np.zeros([len(score), 0]))
-            zero = np.zeros([len(score), 1])
-            cuts = draws["threshold"][:, None] + np.concatenate([zero, gaps.cumsum(axis=1)], axis=1)
-            below = 1.0 / (1.0 + np.exp(score[:, :, None] - cuts[:, None, :]))
-            ends = np.zeros_like(below[:, :, :1])
-            shares = np.diff(np.concatenate([ends, below, ends + 1.0], axis=2), axis=2)
-            return shares, shares
-        mean = np.exp(score)
-        if family == "poisson":
-            return mean, generator.poisson(np.minimum(mean, 1e15)).astype(np.float64)
-        size = 1.0 / draws["alpha"][:, None]
-        rates = generator.gamma(np.broadcast_to(size, mean.shape)) * mean / size
-        return mean, generator.poisson(np.minimum(rates, 1e15)).astype(np.float64)
+        drawn = scores + sd * np.random.default_rng(seed).normal(size=scores.shape)
+        return np.asarray(mean), predicted(parts.kind, drawn, own, outcome, seed)[1]
 
     def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.

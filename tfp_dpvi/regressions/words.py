@@ -7,22 +7,14 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 
+from tfp_dpvi.regressions.outcomes import FAMILIES
+
 LOG = logging.getLogger("tfp_dpvi")
 
 _LARGER = (
     "take a larger epsilon, fewer terms, or typical values and bounds in the schema that are "
     "nearer to the truth"
 )
-_FAMILIES = {
-    "normal": "model the logarithm, np.log1p(outcome), or add terms",
-    "bernoulli": "add terms, such as interactions or bs(x, df=4)",
-    "poisson": 'try family="negative_binomial", or add terms',
-    "negative_binomial": (
-        'add terms, or ask whether there was any, with family="bernoulli", instead of how many'
-    ),
-    "categorical": "add terms, such as interactions or bs(x, df=4)",
-    "ordinal": 'try family="categorical", or add terms, such as interactions or bs(x, df=4)',
-}
 # The beginnings of the model's sentences; `{fit}` is what helps against a family that does not fit.
 _MEANINGS = (
     (
@@ -91,7 +83,7 @@ def in_own_words(sentence: str, family: str, names: Mapping[str, str]) -> str:
     for pattern, meaning in _MEANINGS:
         found = re.fullmatch(pattern, sentence)
         if found:
-            return found.expand(meaning).format(fit=_FAMILIES[family], family=family)
+            return found.expand(meaning).format(fit=FAMILIES[family].remedy, family=family)
     return sentence
 
 

@@ -1,0 +1,82 @@
+"""Each family's distribution is SciPy's, and predictions are in the units of the formula."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import special
+from support.densities import BY_SCIPY
+from support.regressions import OUTCOMES
+
+from tfp_dpvi.data import Binary, Categorical, Continuous, Integer
+from tfp_dpvi.regressions.outcomes import FAMILIES, predicted
+
+# How a family's own parameters follow from those of `BY_SCIPY`.
+OWN = {
+    "student": lambda p: {"sigma": np.exp(p[0]), "nu": np.exp(p[1])},
+    "lognormal": lambda p: {"sigma": np.exp(p[0])},
+    "gamma": lambda p: {"alpha": np.exp(p[0])},
+    "weibull": lambda p: {"alpha": np.exp(p[0])},
+    "beta": lambda p: {"kappa": np.exp(p[0])},
+    "zero_inflated_poisson": lambda p: {"zero": special.expit(p[0])},
+    "zero_inflated_negative_binomial": lambda p: {
+        "alpha": np.exp(p[0]),
+        "zero": special.expit(p[1]),
+    },
+    "hurdle_poisson": lambda p: {"zero": special.expit(p[0])},
+}
+NUM = 20_000
+
+
+def outcome_of(name):
+    column = OUTCOMES[name]
+    location, scale = getattr(column, "location", 0.0), getattr(column, "deviation", 1.0)
+    return FAMILIES[name].outcome(column, location, scale)
+
+
+@pytest.mark.parametrize("name", BY_SCIPY)
+def test_densities_are_scipys(name):
+    generator = np.random.default_rng(0)
+    num, log_density = BY_SCIPY[name]
+    score, point = generator.normal(size=50), generator.normal(size=num)
+    y = np.abs(generator.normal(size=50)) + 0.01
+    if isinstance(OUTCOMES[name], Integer):
+        y = np.floor(3.0 * y) * (generator.random(50) < 0.7)
+    if name == "beta":
+        y = special.expit(score + y)
+    found = FAMILIES[name].distribution(score, OWN[name](point), outcome_of(name)).log_prob(y)
+    np.testing.assert_allclose(found, log_density(y, score, point), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_predictions_are_means_of_outcomes_in_units(name):
+    """20,000 outcomes: the mean within five standard errors; levels' probabilities sum to 1."""
+    family, outcome = FAMILIES[name], outcome_of(name)
+    own = {part: np.full(NUM, 0.4) for part in family.own(outcome, 1.0)}
+    if "nu" in own:
+        own["nu"] = np.full(NUM, 5.0)
+    if name == "ordinal":
+        own = {"threshold": np.zeros(NUM), "gaps": np.ones([NUM, outcome.levels - 2])}
+    blocks = outcome.levels - 1 if name == "categorical" else 1
+    mean, drawn = predicted(family, np.full([NUM, 1, blocks], 0.3), own, outcome, seed=0)
+    if outcome.levels:
+        np.testing.assert_allclose(mean.sum(axis=-1), 1.0)
+        return
+    assert mean.shape == drawn.shape == (NUM, 1)
+    assert abs(drawn.mean() - mean[0, 0]) < 5.0 * drawn.std() / np.sqrt(NUM)
+    if family.is_scaled:
+        np.testing.assert_allclose(mean, outcome.location + 0.3 * outcome.scale)
+    assert family.num_own(outcome) == len(own)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_takes_its_outcomes_and_no_others(name):
+    family = FAMILIES[name]
+    assert family.fits(OUTCOMES[name])
+    others = [Binary(), Categorical(["a", "b", "c"]), Continuous(-1.0, 1.0), Integer(0, 9)]
+    assert not all(family.fits(column) for column in others)
+
+
+def test_the_guide_names_every_family():
+    guide = (Path(__file__).parents[2] / "docs" / "regression.md").read_text(encoding="utf-8")
+    assert all(f'`"{name}"`' in guide for name in FAMILIES)
