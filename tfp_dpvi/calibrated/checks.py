@@ -268,6 +268,25 @@ class ParameterChecks:
         return cls(names, *values, *missing)
 
     @property
+    def _certain_shift(self) -> np.ndarray:
+        """Absolute values of `shift` that chance does not explain, else 0."""
+        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
+        certain: np.ndarray = np.where(chance < LEAST_SHIFT, np.abs(self.shift), 0.0)
+        return certain
+
+    @property
+    def doubtful(self) -> np.ndarray:
+        """Whether a check of each coordinate failed, bool [D]."""
+        limits = (
+            (self.reaches, MOST_REACHES),
+            (self.narrowing, MOST_NARROWING),
+            (self.width, MOST_WIDTH),
+            (self._certain_shift, MOST_SHIFT),
+        )
+        # False for NaN.
+        return np.any([values > limit for values, limit in limits], axis=0)
+
+    @property
     def warnings(self) -> list[str]:
         """Returns a sentence for each check that failed, with the parameters' names."""
         sentences = []
@@ -290,8 +309,7 @@ class ParameterChecks:
                 f"the posterior of {wider} times as wide as the prior (limit {MOST_WIDTH:g}), "
                 "which records rarely do: training did not converge, or the likelihood does not fit"
             )
-        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        moved = self._over(np.where(chance < LEAST_SHIFT, np.abs(self.shift), 0.0), MOST_SHIFT)
+        moved = self._over(self._certain_shift, MOST_SHIFT)
         if moved:
             sentences.append(
                 f"the estimate of {moved} posterior standard deviations from that under a wider "
