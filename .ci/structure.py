@@ -57,6 +57,7 @@ ORDER = (
     "calibrated",
     "models",
     "regressions",
+    "rehearsal",
     "networks",
     "synthetic",
     "audit",

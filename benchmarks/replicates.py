@@ -91,5 +91,3 @@ def _calibrated(mechanism: Mechanism, epsilon: float, delta: float, num_steps: i
     return mechanism.calibrated(
         PrivacyLedger(), epsilon=epsilon, delta=delta, num_releases=num_steps
     )
-
-

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         preprocessing,
         privacy,
         regressions,
+        rehearsal,
         sampling,
         surrogates,
         synthetic,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tfp_dpvi.networks import DPVAE, DPKerasModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.regressions import Regression, regression
+    from tfp_dpvi.rehearsal import Rehearsal, rehearse, rehearse_regression
     from tfp_dpvi.serialization import register
     from tfp_dpvi.synthetic import Synthesizer
 
@@ -66,6 +68,7 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Regression": "regressions",
+    "Rehearsal": "rehearsal",
     "Schema": "data",
     "Synthesizer": "synthetic",
     "keras": "_tf",
@@ -73,6 +76,8 @@ _NAMES = {
     "pilot": "calibrated",
     "register": "serialization",
     "regression": "regressions",
+    "rehearse": "rehearsal",
+    "rehearse_regression": "rehearsal",
 }
 
 __all__ = [
@@ -84,6 +89,7 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "Regression",
+    "Rehearsal",
     "Schema",
     "Synthesizer",
     "__version__",
@@ -110,6 +116,9 @@ __all__ = [
     "register",
     "regression",
     "regressions",
+    "rehearsal",
+    "rehearse",
+    "rehearse_regression",
     "sampling",
     "surrogates",
     "synthetic",

@@ -5,7 +5,8 @@
 * `rehearse` is for a model, `formula` for a regression.
 """
 
+from tfp_dpvi.rehearsal.formula import rehearse_regression
 from tfp_dpvi.rehearsal.rehearse import rehearse
 from tfp_dpvi.rehearsal.result import Needed, Rehearsal
 
-__all__ = ["Needed", "Rehearsal", "rehearse"]
+__all__ = ["Needed", "Rehearsal", "rehearse", "rehearse_regression"]

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,9 @@ def rehearse(
     A function of its arguments, which are public.
     """
     if not isinstance(model, DPVI):
-        raise TypeError(f"model={check.shown(model)} is no DPVI: build one, or rehearse_regression.")
+        raise TypeError(
+            f"model={check.shown(model)} is no DPVI: build one, or rehearse_regression."
+        )
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not isinstance(optimizer, ScoringOptimizer):
         raise ValueError(
@@ -267,19 +269,18 @@ class _Fits:
             epsilon: self._method.priced(epsilon, plan.delta) for epsilon in plan.epsilon
         }
 
-    def rows(self, number: int, epsilons: list[float]) -> list[tuple[float, Row]]:
-        """Returns the rows of a data set, with the same noise for each epsilon but for its size.
+    def rows(self, number: int, epsilons: list[float]) -> Iterator[tuple[float, Row]]:
+        """Yields the rows of a data set, with the same noise for each epsilon but for its size.
 
         Args:
           number: The number of the data set.
           epsilons: The epsilons.
         """
         if not epsilons:
-            return []
+            return
         data = self._subject.simulate(self._num_records, self._plan.seed, number)
         words = (self._plan.seed, number, self._num_records, 3)
         seed = int(np.random.default_rng(words).integers(2**31))
-        rows = []
         for epsilon in epsilons:
             fit = self._fits.fit(data.x, data.y, seed, self._mechanisms[epsilon])
             row = {
@@ -287,8 +288,7 @@ class _Fits:
                 "outside": data.outside,
                 **self._figures(fit),
             }
-            rows.append((epsilon, row))
-        return rows
+            yield epsilon, row
 
     def _figures(self, fit: Replicate) -> Row:
         """Returns what a fit says of each number, JSON-ready."""
@@ -308,7 +308,8 @@ class _Fits:
             inner = self._subject.inner
             doubtful = np.where(inner >= 0, checks.parameters.doubtful[inner], False)
         names = () if checks is None or checks.parameters is None else checks.parameters.names
-        sentences = [self._subject.in_words(_stem(each, names)) for each in fit.warnings]
+        known = (*names, *self._subject.names)
+        sentences = [_stem(self._subject.in_words(each), known) for each in fit.warnings]
         return {
             **row,
             "failed": bool(failed),

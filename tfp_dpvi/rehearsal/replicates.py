@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -150,6 +150,8 @@ def centred(
             return None
 
     def advance(step: int, released: Released, mechanism: Mechanism) -> None:
+        if step == 0:
+            scoring.restart()
         scoring.advance(step, num_steps, released, mechanism)
 
     method = Method(
@@ -225,9 +227,7 @@ class Replicates:
         ended = time.perf_counter()
         return Replicate(draws, calibrated, ended - begun, ended - ran)
 
-    def _run(
-        self, x: Structure, y: Structure | None, seed: int, mechanism: Mechanism
-    ) -> Released:
+    def _run(self, x: Structure, y: Structure | None, seed: int, mechanism: Mechanism) -> Released:
         """Runs all steps from the start; returns what accumulated."""
         method = self.method
         records = records_of(x, y, method.model.dtype).tensors()

@@ -90,9 +90,10 @@ class Rehearsal:
           epsilon: One of the rehearsed epsilons.
 
         Returns:
-          "truth" is the true value, NaN if it differs between data sets. "width", "bias", "error"
-          (the root mean square of the posterior mean's error) and "coverage" are over the fits that
-          gave a posterior; "coverage_error" is its standard error. "power" is the share of all fits
+          "truth" is the true value, NaN if it differs between data sets. "width" (the median: a few
+          fits have very wide intervals), "bias", "error" (the root mean square of the posterior
+          mean's error) and "coverage" are over the fits that gave a posterior; "coverage_error" is
+          its standard error. "power" is the share of all fits
           whose interval excludes 0, NaN without a fixed truth. "doubtful" is the share of all fits
           that warn of this number, or gave no posterior.
 
@@ -115,7 +116,7 @@ class Rehearsal:
         if good:
             inside = (low <= truth) & (truth <= high)
             coverage = inside.mean(axis=0)
-            result["width"] = (high - low).mean(axis=0)
+            result["width"] = np.median(high - low, axis=0)
             result["bias"] = (mean - truth).mean(axis=0)
             result["error"] = np.sqrt(np.square(mean - truth).mean(axis=0))
             result["coverage"] = coverage
@@ -123,7 +124,7 @@ class Rehearsal:
             result["coverage_error"] = np.sqrt(spread / len(good))
         else:
             names = ("width", "bias", "error", "coverage", "coverage_error")
-            result.update({name: unknown for name in names})
+            result.update(dict.fromkeys(names, unknown))
         excluded = ((low > 0.0) | (high < 0.0)).sum(axis=0) / max(len(rows), 1)
         result["power"] = np.where(np.isnan(known), math.nan, excluded)
         result["doubtful"] = doubtful / max(len(rows), 1)
@@ -214,9 +215,7 @@ class Rehearsal:
         place = self._place(name)
         return {cell: float(self.columns(*cell)["power"][place]) for cell in self.rows}
 
-    def records_for(
-        self, name: str, power: float = 0.8, epsilon: float | None = None
-    ) -> Needed:
+    def records_for(self, name: str, power: float = 0.8, epsilon: float | None = None) -> Needed:
         """Returns how many records show an effect with some probability.
 
         Args:
@@ -262,7 +261,11 @@ class Rehearsal:
         if others:
             notes.append(f"drawn from the prior: {_few(others)}")
         outside = max(
-            (float(np.mean([row["outside"] for row in rows])) for rows in self.rows.values() if rows),
+            (
+                float(np.mean([row["outside"] for row in rows]))
+                for rows in self.rows.values()
+                if rows
+            ),
             default=0.0,
         )
         if outside > _MOST_OUTSIDE:
@@ -328,7 +331,9 @@ class Rehearsal:
         if what == "power":
             ax.axhline(0.8, color="0.7", lw=0.8, zorder=0)
             ax.set_ylim(0.0, 1.0)
-            ax.set_ylabel(f"probability that the interval of {name}\nexcludes 0, at {self.fixed[name]:g}")
+            ax.set_ylabel(
+                f"probability that the interval of {name}\nexcludes 0, at {self.fixed[name]:g}"
+            )
         else:
             ax.set_yscale("log")
             ax.set_ylabel(f"width of the {self.level:.0%} interval of {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -172,9 +173,7 @@ class Truth:
         for name, value in {} if truth is None else given.items():
             own = (name,)
             if name in paths:
-                own = tuple(
-                    each for each in self.names if each == name or each.startswith(f"{name}[")
-                )
+                own = tuple(each for each in self.names if _is_part(each, name))
             elif name not in self.names:
                 shown = ", ".join(self.names[:_MOST_NAMED])
                 raise ValueError(f"truth names {name!r}, which is no parameter: use {shown}.")
@@ -191,26 +190,33 @@ class Truth:
         Args:
           seed: A seed of TFP, int32 [2].
         """
-        drawn = self._prior.sample(seed=tf.constant(seed, tf.int32))
+        draw = functools.partial(self._prior.sample, seed=tf.constant(seed, tf.int32))
         if not self.fixed:
-            return drawn
-        replaced = self._replaced(drawn)
+            return draw()
         if not isinstance(self._prior, tfd.JointDistributionNamed):
-            return replaced
-        pinned = {
-            name: replaced[name]
-            for name in replaced
-            if any(each == name or each.startswith(f"{name}[") for each in self.fixed)
-        }
-        return self._prior.sample(seed=tf.constant(seed, tf.int32), **pinned)
+            return self._replaced(draw())
+        pinned: dict[str, tf.Tensor] = {}
+        # What depends on a whole parameter is drawn before a part of it is replaced.
+        for is_chosen in (all, any):
+            replaced = self._replaced(draw(**pinned))
+            own = {
+                name: [each in self.fixed for each in self.names if _is_part(each, name)]
+                for name in replaced
+            }
+            pinned = {name: replaced[name] for name in replaced if is_chosen(own[name])}
+        return draw(**pinned)
 
     def _replaced(self, drawn: Structure) -> Structure:
         values = numbers_of(tf.nest.map_structure(lambda part: part[None], drawn))[0]
-        values = [self.fixed.get(name, value) for name, value in zip(self.names, values, strict=True)]
+        values = [
+            self.fixed.get(name, value) for name, value in zip(self.names, values, strict=True)
+        ]
         parts, first = [], 0
         for part in tf.nest.flatten(drawn):
             size = int(np.prod(part.shape))
-            parts.append(tf.reshape(tf.constant(values[first : first + size], part.dtype), part.shape))
+            parts.append(
+                tf.reshape(tf.constant(values[first : first + size], part.dtype), part.shape)
+            )
             first += size
         return tf.nest.pack_sequence_as(drawn, parts)
 
@@ -219,6 +225,11 @@ class Truth:
             raise ValueError(
                 f"truth={self.fixed} is where the prior has no density: pass values that it allows."
             )
+
+
+def _is_part(name: str, parameter: str) -> bool:
+    """Returns whether a name is that of a parameter or of one of its entries."""
+    return name == parameter or name.startswith(f"{parameter}[")
 
 
 def _part_names(structure: Structure) -> list[str]:
