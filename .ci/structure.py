@@ -58,6 +58,7 @@ ORDER = (
     "models",
     "regressions",
     "rehearsal",
+    "selection",
     "networks",
     "synthetic",
     "audit",

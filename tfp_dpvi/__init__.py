@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         regressions,
         rehearsal,
         sampling,
+        selection,
         surrogates,
         synthetic,
         training,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.regressions import Regression, regression
     from tfp_dpvi.rehearsal import Rehearsal, rehearse, rehearse_regression
+    from tfp_dpvi.selection import compare, tune
     from tfp_dpvi.serialization import register
     from tfp_dpvi.synthetic import Synthesizer
 
@@ -71,6 +73,7 @@ _NAMES = {
     "Rehearsal": "rehearsal",
     "Schema": "data",
     "Synthesizer": "synthetic",
+    "compare": "selection",
     "keras": "_tf",
     "load_model": "models",
     "pilot": "calibrated",
@@ -78,6 +81,7 @@ _NAMES = {
     "regression": "regressions",
     "rehearse": "rehearsal",
     "rehearse_regression": "rehearsal",
+    "tune": "selection",
 }
 
 __all__ = [
@@ -97,6 +101,7 @@ __all__ = [
     "bayes",
     "calibrated",
     "callbacks",
+    "compare",
     "data",
     "divergences",
     "export",
@@ -120,9 +125,11 @@ __all__ = [
     "rehearse",
     "rehearse_regression",
     "sampling",
+    "selection",
     "surrogates",
     "synthetic",
     "training",
+    "tune",
 ]
 
 

@@ -20,7 +20,7 @@ from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
 from tfp_dpvi.regressions.result import Parts
 from tfp_dpvi.regressions.words import in_own_words
-from tfp_dpvi.rehearsal.rehearse import RehearsalPlan, run
+from tfp_dpvi.rehearsal.call import RehearsalPlan, run
 from tfp_dpvi.rehearsal.result import Rehearsal
 from tfp_dpvi.rehearsal.simulated import Inputs, Subject, Truth, make_inputs
 
@@ -111,8 +111,8 @@ def rehearse_regression(
 
     A function of its arguments, which are public.
     """
-    settings = {"missing": missing, "outside": outside, "constants": constants}
-    design, parts = described(formula, family, schema, priors, **settings)
+    settings: dict[str, Any] = {"missing": missing, "outside": outside, "constants": constants}
+    design, parts = described(formula, family, schema, priors, None, **settings)
     prior = make_prior(**parts.prior)
     model = BayesianModel(prior, functools.partial(likelihood, **parts.likelihood))
     draw = Truth(prior, None if truth is None else _on_model_scale(truth, design, parts))

@@ -171,7 +171,7 @@ class Truth:
         given = truth if isinstance(truth, Mapping) else {"parameter": truth}
         self.fixed: dict[str, float] = {}
         for name, value in {} if truth is None else given.items():
-            own = (name,)
+            own: tuple[str, ...] = (name,)
             if name in paths:
                 own = tuple(each for each in self.names if _is_part(each, name))
             elif name not in self.names:
@@ -195,10 +195,10 @@ class Truth:
             return draw()
         if not isinstance(self._prior, tfd.JointDistributionNamed):
             return self._replaced(draw())
-        pinned: dict[str, tf.Tensor] = {}
+        pinned: dict[str, Any] = {}
         # What depends on a whole parameter is drawn before a part of it is replaced.
         for is_chosen in (all, any):
-            replaced = self._replaced(draw(**pinned))
+            replaced: dict[str, Any] = dict(self._replaced(draw(**pinned)))
             own = {
                 name: [each in self.fixed for each in self.names if _is_part(each, name)]
                 for name in replaced
