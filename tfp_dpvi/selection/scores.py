@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, tf, without_values
+from tfp_dpvi._tf import Structure, function_of_model, tf, without_values
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger, Sensitivity
 
@@ -62,7 +62,7 @@ def log_scores(models: Sequence[DPVI], x: Structure, y: Structure | None) -> np.
         records = model.make_data(x, y, batch_size=1).records
         inputs = tf.nest.map_structure(np.asarray, records.x)
         outcomes = None if y is None else tf.nest.map_structure(np.asarray, records.y)
-        scored = tf.function(model.test_losses, autograph=False, reduce_retracing=True)
+        scored = function_of_model(model.test_losses, reduce_retracing=True)
         parts = []
         for begin in range(0, records.num, _CHUNK):
             rows = slice(begin, begin + _CHUNK)

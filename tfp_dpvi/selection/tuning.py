@@ -9,6 +9,8 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf, tfd
@@ -41,7 +43,8 @@ class Tuned:
 
     Attributes:
       name: Its name.
-      model: The fitted model. Its ledger is that of the tuning, and so is its privacy report.
+      model: The model with the posterior of its trial. Its ledger is that of the tuning, and so is
+        its privacy report.
       score: Its released mean log score in nats, which is the largest of several noisy ones and
         hence too large.
       noise_sd: The standard deviation of the noise on it.
@@ -160,11 +163,44 @@ def tune(
             "tune: every trial failed to fit, and the privacy is spent: check the models with a "
             "rehearsal."
         )
-    # What the model knows of its own trial alone would understate what was spent.
-    account = best.model.privacy_account
-    account.ledger = ledger
-    account.plan = plan
-    return best
+    # A trial's own ledger has its part alone, which would understate what was spent.
+    model = _charged_to(ledger, best.model, plan, (epsilon, delta), num_records is not None)
+    return dataclasses.replace(best, model=model)
+
+
+def _charged_to(
+    ledger: PrivacyLedger,
+    fitted: DPVI,
+    plan: PrivacyPlan,
+    budget: tuple[float, float],
+    declared: bool,
+) -> DPVI:
+    """Returns a model with the posterior of a fitted one, and with the ledger of the tuning.
+
+    Args:
+      ledger: The ledger.
+      fitted: The fitted model.
+      plan: The plan of the tuning.
+      budget: Its epsilon and delta.
+      declared: Whether the number of records was declared.
+    """
+    model = DPVI(fitted.prior, fitted.likelihood, num_predictive_draws=fitted.num_predictive_draws)
+    epsilon, delta = budget
+    model.compile(
+        epsilon=epsilon,
+        delta=delta,
+        ledger=ledger,
+        neighboring_relation=plan.neighboring_relation,
+        accountant=_ACCOUNTANT,
+    )
+    store: dict[str, np.ndarray] = {}
+    fitted.save_own_variables(store)
+    model.load_own_variables({name: np.asarray(values) for name, values in store.items()})
+    account = fitted.privacy_account
+    assert account.inputs is not None
+    assert account.num_records is not None
+    model.record_release(plan, account.inputs, account.num_records, declared=declared)
+    return model
 
 
 def num_trials(mean: float, generator: random.Random) -> int:
@@ -244,9 +280,14 @@ class _Trials:
             neighboring_relation=relation,
             accountant=_ACCOUNTANT,
         )
-        inputs = {} if self.public_inputs is None else {"public_inputs": self.public_inputs}
         try:
-            model.fit(x, y, num_records=self.num_records, verbose=0, **inputs)
+            model.fit(
+                x,
+                y,
+                public_inputs=self.public_inputs,
+                num_records=self.num_records,
+                verbose=0,
+            )
         except (ValueError, RuntimeError, ArithmeticError, tf.errors.OpError):
             return None
         _check_spent(model.privacy_ledger, self.fit_multiplier, relation)
