@@ -276,7 +276,7 @@ class ParameterChecks:
 
     @property
     def doubtful(self) -> np.ndarray:
-        """Whether a check of each coordinate failed, bool [D]."""
+        """True for each coordinate of which a check failed, bool [D]."""
         limits = (
             (self.reaches, MOST_REACHES),
             (self.narrowing, MOST_NARROWING),

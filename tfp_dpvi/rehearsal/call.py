@@ -6,12 +6,11 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-import tfp_dpvi
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, keras, tf
 from tfp_dpvi.bayes.coordinates import Coordinates
@@ -52,8 +51,8 @@ def rehearse(
     `compile(epsilon=, delta=)` and `fit` would fit it, with the noise that they would add. It reads
     no private record, and costs no privacy. The model is not changed.
 
-    A rehearsal knows what it is given: private inputs that are unlike `inputs`, or a likelihood that
-    is wrong, give other intervals. The warnings of a fit say so, and a fit has more of them then.
+    A rehearsal knows what it is given: private inputs that are unlike `inputs`, or a likelihood
+    that is wrong, give other intervals. A fit's own warnings say so.
 
     Args:
       model: The model; compiled or not, but not with an optimizer.
@@ -170,8 +169,8 @@ class RehearsalPlan:
         Raises:
           TypeError, ValueError: A setting is out of its range.
         """
-        sizes = [num_records] if np.ndim(num_records) == 0 else list(num_records)  # type: ignore[arg-type]
-        budgets = [epsilon] if np.ndim(epsilon) == 0 else list(epsilon)  # type: ignore[arg-type]
+        sizes = [*num_records] if isinstance(num_records, Iterable) else [num_records]
+        budgets = [*epsilon] if isinstance(epsilon, Iterable) else [epsilon]
         if not sizes or not budgets:
             raise ValueError("num_records and epsilon must have at least one number each.")
         level = check.probability("level", level)
@@ -337,7 +336,6 @@ def _stem(sentence: str, names: Sequence[str]) -> str:
 def _header(subject: Subject, plan: RehearsalPlan) -> dict[str, Any]:
     """Returns what all fits of a file have in common, JSON-ready."""
     return {
-        "version": tfp_dpvi.__version__,
         "tensorflow": tf.__version__,
         "seed": plan.seed,
         "delta": plan.delta,

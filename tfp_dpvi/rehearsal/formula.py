@@ -216,8 +216,7 @@ def _on_model_scale(
     scale, location = np.array(parts.scale), np.array(parts.location)
     num = parts.layout.num_common
     for name, value in values.items():
-        inner, _, entry = names.get(name, "").partition("[")
-        place = int(entry.rstrip("]")) if entry else 0
+        inner, place = _split(names.get(name, ""))
         if inner == "coefficients":
             given["coefficients"][place] = value * scale[place % num] / unit
         elif inner == "group":
@@ -231,8 +230,7 @@ def _on_model_scale(
     base = parts.outcome.location if parts.family == "normal" else 0.0
     for name, value in values.items():
         if names.get(name, "").startswith("intercept"):
-            _, _, entry = names[name].partition("[")
-            place = int(entry.rstrip("]")) if entry else 0
+            place = _split(names[name])[1]
             given["intercept"][place] = (value - base + shift[place]) / unit
     cuts = [values.get(name) for name in known if name.startswith("threshold[")]
     if any(cut is not None for cut in cuts):
@@ -240,6 +238,12 @@ def _on_model_scale(
     if parts.family != "categorical" and "intercept" in given:
         given["intercept"] = given["intercept"][0]
     return given
+
+
+def _split(name: str) -> tuple[str, int]:
+    """Returns a parameter and the number of its entry, of a name such as "coefficients[2]"."""
+    parameter, *entry = name.rstrip("]").split("[")
+    return parameter, int(entry[0]) if entry else 0
 
 
 def _set_thresholds(given: dict[str, np.ndarray], cuts: list[float | None], shift: float) -> None:

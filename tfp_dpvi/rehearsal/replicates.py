@@ -1,8 +1,9 @@
 """Fits of one model to many simulated data sets, by one compiled step.
 
 The step is traced once for a model, a method and the shapes of the records. A replicate resets the
-variables, runs the step with a key of its own and computes the posterior. There is no Keras fit and
-no ledger: nothing is spent on simulated records. The noise is that of a first fit within the budget.
+variables, runs the step with a key of its own and computes the posterior. There is no Keras fit
+and no ledger: nothing is spent on simulated records. The noise is that of a first fit within the
+budget.
 """
 
 from __future__ import annotations
@@ -188,8 +189,8 @@ class Replicates:
     Args:
       method: The method.
       num_draws: The number S of draws of a posterior.
-      use_xla: Whether to compile the step with XLA where it can be, which takes seconds and is worth
-        it for many replicates.
+      use_xla: Whether to compile the step with XLA where it can be, which takes seconds and is
+        worth it for many replicates.
 
     Attributes:
       method: The method.
@@ -218,14 +219,14 @@ class Replicates:
           seed: Determines all random numbers of the fit.
           mechanism: The method's with other noise; None for the method's.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mechanism = mechanism or self.method.mechanism
         released = self._run(x, y, seed, mechanism)
         ran = time.perf_counter()
         calibrated = self.method.posterior(released, mechanism)
         draws = self._draws(calibrated, seed)
         ended = time.perf_counter()
-        return Replicate(draws, calibrated, ended - begun, ended - ran)
+        return Replicate(draws, calibrated, ended - started, ended - ran)
 
     def _run(self, x: Structure, y: Structure | None, seed: int, mechanism: Mechanism) -> Released:
         """Runs all steps from the start; returns what accumulated."""
@@ -263,5 +264,10 @@ class Replicates:
 
 
 def flat(coordinates: Coordinates, draws: Structure) -> np.ndarray:
-    """Returns draws of the parameters in coordinates, float64 of shape [S, D]."""
+    """Returns draws of the parameters in coordinates, float64 of shape [S, D].
+
+    Args:
+      coordinates: The coordinates.
+      draws: Draws in the prior's structure, which run over the first dimension.
+    """
     return tf.concat(coordinates.flatten_batch(draws), axis=-1).numpy().astype("float64")

@@ -43,7 +43,7 @@ class Needed(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rehearsal:
-    """What private fits of simulated records gave; it holds nothing private and cost no privacy.
+    """Figures of private fits of simulated records; nothing in it is private or cost privacy.
 
     `dpvi.rehearse` and `dpvi.rehearse_regression` make it; `print` shows its table.
 
@@ -102,10 +102,12 @@ class Rehearsal:
         """
         rows = self._rows(num_records, epsilon)
         good = [row for row in rows if not row["failed"]]
-        truth, mean, low, high = (
-            np.array([row[name] for row in good]).reshape(len(good), len(self.names))
+        found = {
+            name: np.array([row[name] for row in good]).reshape(len(good), len(self.names))
             for name in ("truth", "mean", "low", "high")
-        )
+        }
+        truth, mean = found["truth"], found["mean"]
+        low, high = found["low"], found["high"]
         known = np.array([self.fixed.get(name, math.nan) for name in self.names])
         unknown = np.full(len(self.names), math.nan)
         failed = len(rows) - len(good)
@@ -281,9 +283,9 @@ class Rehearsal:
         shown = ("truth", "width", "bias", "coverage", "power", "doubtful")
         for (num, epsilon), rows in self.rows.items():
             lines.append(
-                f"{num:,} records, epsilon {epsilon:g}, delta {self.delta:g}: {len(rows)} simulated "
-                f"data sets, {self.level:.0%} intervals, {self.warned(num, epsilon):.0%} with a "
-                "warning"
+                f"{num:,} records, epsilon {epsilon:g}, delta {self.delta:g}: {len(rows)} "
+                f"simulated data sets, {self.level:.0%} intervals, "
+                f"{self.warned(num, epsilon):.0%} with a warning"
             )
             columns = self.columns(num, epsilon)
             lines.append(" " * width + "".join(f"{name:>10}" for name in shown))
@@ -331,9 +333,7 @@ class Rehearsal:
         if what == "power":
             ax.axhline(0.8, color="0.7", lw=0.8, zorder=0)
             ax.set_ylim(0.0, 1.0)
-            ax.set_ylabel(
-                f"probability that the interval of {name}\nexcludes 0, at {self.fixed[name]:g}"
-            )
+XX
         else:
             ax.set_yscale("log")
             ax.set_ylabel(f"width of the {self.level:.0%} interval of {name}")

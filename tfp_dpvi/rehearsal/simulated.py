@@ -1,4 +1,4 @@
-"""What a rehearsal simulates: parameters, inputs and outcomes, from public values alone."""
+"""Simulated data sets of a rehearsal: parameters, inputs and outcomes, from public values alone."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DataSet(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """What is rehearsed: a model, how its data are simulated, and the numbers that are reported.
+    """A model, how its data are simulated, and the numbers that a rehearsal reports.
 
     Attributes:
       model: Prior and likelihood.

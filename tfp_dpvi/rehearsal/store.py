@@ -11,6 +11,7 @@ from typing import Any
 
 from tfp_dpvi import _validate as check
 
+# Raised with a version whose fits are others.
 FORMAT = 1
 # Seconds between writes.
 _EVERY = 2.0

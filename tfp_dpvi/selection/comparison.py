@@ -15,6 +15,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
+from tfp_dpvi.privacy.accountants import Releases
 from tfp_dpvi.selection.scores import (
     SENSITIVITY,
     checked_range,
@@ -74,9 +75,9 @@ class Comparison:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the best model is two standard deviations better than the reference.
+        """True if the best model is two standard deviations better than the reference.
 
-        If it is the reference, whether it is that much better than every other.
+        If it is the reference, it must be that much better than every other.
         """
         place = int(np.argmax(self.difference))
         if place:
@@ -177,8 +178,8 @@ def compare(
 
     #### Formal guarantee
 
-    One Gaussian mechanism, see `contributions` in `tfp_dpvi.selection.scores`. The models, and which
-    of them are compared, may depend on earlier releases.
+    One Gaussian mechanism, see `contributions` in `tfp_dpvi.selection.scores`. The models, and
+    which of them are compared, may depend on earlier releases.
     """
     ledger = _ledger_of(models)
     refuse_fixed_budget(ledger, "compare")
@@ -195,20 +196,21 @@ def compare(
         sampling=FullBatch(),
         num_releases=1,
         sensitivity=SENSITIVITY,
-        l2_norm_clip=clip_of(len(models)),
         neighboring_relation=ledger.neighboring_relation,
         num_records=num,
         purpose=f"mean log scores of {len(models)} models",
     )
     secure = "secure" if seed is None else ""
     plan = plan.replace(randomness=secure)
+    # Contributions are bounded by the clip, and the plan is in units of it.
+    deviation = clip_of(len(models)) * Releases(plan.dp_event).full_multiplier
     width = 2 * len(models) - 1
     key = _random.noise_key(width, None if seed is None else check.count("seed", seed))
     rows = contributions(log_scores([*models.values()], x, y), (low, high), largest)
     reservation = ledger.reserve(plan, 1, seeded=seed is not None)
-    released = noisy_sum(rows, plan.deviation, key)
+    released = noisy_sum(rows, deviation, key)
     ledger.confirm(reservation)
-    return _comparison(tuple(models), released, plan.deviation, num, (low, high), largest)
+    return _comparison(tuple(models), released, deviation, num, (low, high), largest)
 
 
 def _ledger_of(models: Mapping[str, DPVI]) -> PrivacyLedger:

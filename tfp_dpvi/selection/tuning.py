@@ -223,7 +223,7 @@ class _Trials:
     Attributes:
       models: The candidates.
       records: The private x and y.
-      plan: The plan, whose noise multiplier is that of a trial over its sensitivity.
+      plan: The plan of the tuning.
       score_range: The range of log scores.
       delta: The delta.
       public_inputs: As in `tune`.
@@ -241,14 +241,20 @@ class _Trials:
     seed: int | None
 
     @property
+    def _multiplier(self) -> float:
+        """Returns the standard deviation of a trial's noise over its sensitivity."""
+        ((*_, multiplier),) = Releases(self.plan.dp_event).selected
+        return multiplier
+
+    @property
     def fit_multiplier(self) -> float:
         """The noise multiplier of the Gaussian mechanism that all steps of a fit are."""
-        return self.plan.noise_multiplier / math.sqrt(1.0 - _SHARE_OF_SCORE)
+        return self._multiplier / math.sqrt(1.0 - _SHARE_OF_SCORE)
 
     @property
     def score_multiplier(self) -> float:
         """That of the score."""
-        return self.plan.noise_multiplier / math.sqrt(_SHARE_OF_SCORE)
+        return self._multiplier / math.sqrt(_SHARE_OF_SCORE)
 
     def run(self, name: str, number: int) -> Tuned | None:
         """Returns a fit with its score; None if it failed, which then cannot be chosen.
