@@ -333,7 +333,9 @@ class Rehearsal:
         if what == "power":
             ax.axhline(0.8, color="0.7", lw=0.8, zorder=0)
             ax.set_ylim(0.0, 1.0)
-XX
+            ax.set_ylabel(
+                f"probability that the interval of {name}\nexcludes 0, at {self.fixed[name]:g}"
+            )
         else:
             ax.set_yscale("log")
             ax.set_ylabel(f"width of the {self.level:.0%} interval of {name}")
