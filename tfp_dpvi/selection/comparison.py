@@ -23,6 +23,7 @@ from tfp_dpvi.selection.scores import (
     contributions,
     log_scores,
     noisy_sum,
+    records_of,
     refuse_fixed_budget,
 )
 
@@ -188,7 +189,7 @@ def compare(
     if largest_difference is not None:
         largest = min(largest, check.positive("largest_difference", largest_difference))
     first = next(iter(models.values()))
-    available = first.make_data(x, y, batch_size=1).records.num
+    available = records_of(first, x, y).num
     num = available if num_records is None else check.count("num_records", num_records, 1)
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon,

@@ -10,6 +10,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, function_of_model, tf, without_values
+from tfp_dpvi.data import Records
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger, Sensitivity
 
@@ -46,6 +47,22 @@ def checked_range(score_range: tuple[float, float]) -> tuple[float, float]:
     return low, high
 
 
+def records_of(model: DPVI, x: Structure, y: Structure | None) -> Records:
+    """Returns a model's checked records, in memory.
+
+    Args:
+      model: A compiled model.
+      x: The records, or their inputs.
+      y: The outcomes, or None for models of whole records.
+
+    Raises:
+      TypeError: They are no arrays.
+    """
+    if isinstance(x, tf.data.Dataset):
+        raise TypeError("x is a dataset, whose records are not scored: pass arrays.")
+    return model.make_data(x, y, batch_size=1).records
+
+
 def log_scores(models: Sequence[DPVI], x: Structure, y: Structure | None) -> np.ndarray:
     """Returns the log predictive density of each record under each model, *not private*.
 
@@ -59,7 +76,7 @@ def log_scores(models: Sequence[DPVI], x: Structure, y: Structure | None) -> np.
     """
     columns = []
     for model in models:
-        records = model.make_data(x, y, batch_size=1).records
+        records = records_of(model, x, y)
         inputs = tf.nest.map_structure(np.asarray, records.x)
         outcomes = None if y is None else tf.nest.map_structure(np.asarray, records.y)
         scored = function_of_model(model.test_losses, reduce_retracing=True)
