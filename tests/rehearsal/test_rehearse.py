@@ -115,15 +115,15 @@ def test_an_interrupted_rehearsal_goes_on(tmp_path, monkeypatch):
         fitted.append(arguments)
         return made_up(*arguments)
 
-    monkeypatch.setattr(Replicates, "fit", made_up)
-    whole = rehearsed(num=4, epsilon=[0.5, 1.0]).rows
     monkeypatch.setattr(Replicates, "fit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         rehearsed(num=4, epsilon=[0.5, 1.0], path=path)
     kept = json.loads(path.read_text())["rows"]
     assert [len(kept[f"{NUM}, {epsilon}"]) for epsilon in (0.5, 1.0)] == [2, 1]
     monkeypatch.setattr(Replicates, "fit", made_up)
-    assert rehearsed(num=4, epsilon=[0.5, 1.0], path=path).rows == whole
+    whole = rehearsed(num=4, epsilon=[0.5, 1.0], path=path).rows
+    assert [len(rows) for rows in whole.values()] == [4, 4]
+    assert whole[NUM, 0.5][1] == kept[f"{NUM}, 0.5"]["1"]
 
     def refused(*arguments):
         raise AssertionError("a fit that the file has ran again")

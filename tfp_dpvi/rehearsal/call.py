@@ -23,9 +23,8 @@ from tfp_dpvi.rehearsal.simulated import Inputs, Subject, subject_of
 from tfp_dpvi.rehearsal.store import Row, Store, check_folder
 
 _NUM_DRAWS = 4000
-# Fits from which on XLA saves more time than it takes, and only without twins, whose outcomes are
-# drawn by loops.
-_WORTH_XLA = 20
+# Fits of one size from which on XLA saves more time than it takes.
+_WORTH_XLA = 50
 _LEAST_FITS = 2
 _DIGEST_RECORDS = 64
 
@@ -262,8 +261,8 @@ class _Fits:
             delta=plan.delta,
             neighboring_relation=plan.relation,
         )
-        use_xla = plan.num >= _WORTH_XLA and not self._method.settings["num_twins"]
-        self._fits = Replicates(self._method, num_draws=_NUM_DRAWS, use_xla=use_xla)
+        num = plan.num * len(plan.epsilon)
+        self._fits = Replicates(self._method, num_draws=_NUM_DRAWS, use_xla=num >= _WORTH_XLA)
         self._mechanisms = {
             epsilon: self._method.priced(epsilon, plan.delta) for epsilon in plan.epsilon
         }

@@ -165,7 +165,6 @@ def centred(
         lambda num, seed: prior.sample(num, seed=tf.constant([0, seed], tf.int32)),
         boundaries=scoring.boundaries(num_steps),
         advance=advance,
-        settings={"num_twins": scoring.num_twins},
     )
     return dataclasses.replace(method, mechanism=method.priced(epsilon, delta))
 

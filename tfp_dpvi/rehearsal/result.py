@@ -65,7 +65,7 @@ class Rehearsal:
     ... )
     >>> rehearsal.power("w")
     {(500, 1.0): 1.0}
-    >>> round(rehearsal.columns(500, 1.0)["width"][0], 2)
+    >>> round(float(rehearsal.columns(500, 1.0)["width"][0]), 2)
     0.8
 
     ```
