@@ -102,7 +102,8 @@ def test_epsilons_share_data_sets_and_a_fit_does_not_depend_on_those_before(both
 
 def made_up(self, x, y, seed, mechanism=None):
     """A fit in place of a real one: draws that follow from its seed, data and noise."""
-    draws = np.random.default_rng(seed).normal(np.mean(y), mechanism.noise_multiplier, [50, 1])
+    mean = np.mean(x if y is None else y)
+    draws = np.random.default_rng(seed).normal(mean, mechanism.noise_multiplier, [50, 1])
     return Replicate(draws, None, 0.0, 0.0)
 
 
@@ -145,6 +146,21 @@ def test_another_model_or_other_inputs_are_not_mixed_into_a_file(tmp_path, monke
     for change in ({"model": make_model(2.0)}, {"public_inputs": 2.0 * PUBLIC}):
         with pytest.raises(ValueError, match="another model, inputs or bounds"):
             rehearsed(num=2, path=path, **change)
+
+
+def test_models_of_whole_records_and_dicts_of_inputs(monkeypatch):
+    monkeypatch.setattr(Replicates, "fit", made_up)
+    settings = {"num_records": 50, **BUDGET, "num": 2, "verbose": 0}
+    whole = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda params: tfd.Normal(params, 1.0))
+    whole.compile(**BUDGET, neighboring_relation="replace_one")
+    rehearsal = dpvi.rehearse(whole, truth=0.3, **settings)
+    assert rehearsal.fixed == {"parameter": 0.3}
+    with pytest.raises(ValueError, match="inputs were passed"):
+        dpvi.rehearse(whole, PUBLIC, **settings)
+    named = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x["a"], 1.0))
+    rehearsal = dpvi.rehearse(named, {"a": np.ones(30, "float32")}, **settings)
+    # A fit without a posterior counts as one that failed.
+    assert rehearsal.warned(50, 1.0) == 1.0
 
 
 def test_what_does_not_fit_is_refused_before_a_fit(tmp_path):
