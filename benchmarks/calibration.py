@@ -29,10 +29,11 @@ import calibration_cells
 import numpy as np
 import tensorflow as tf
 from intervals import QUANTILE, Ideal, NonPrivate, crps, interval, interval_score
-from replicates import Replicates, by_pilot, centred
+from replicates import by_pilot
 
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
 DELTA = 1e-5
 METHODS = ("centred", "paired", "flat")

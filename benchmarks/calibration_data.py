@@ -20,10 +20,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 from calibration import DELTA
 from intervals import NonPrivate, interval
-from replicates import Replicates, by_pilot
+from replicates import by_pilot
 
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.rehearsal.replicates import Replicates
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
 from data import load_abalone, load_adult

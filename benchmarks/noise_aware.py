@@ -43,7 +43,7 @@ import numpy as np
 from calibration import DELTA
 from calibration_cells import parse
 from intervals import QUANTILE, NonPrivate, crps, interval
-from replicates import Replicates, by_pilot, centred
+from replicates import by_pilot
 from scipy import optimize
 from scipy.special import expit as sigmoid
 
@@ -51,6 +51,7 @@ from tfp_dpvi._tf import tf
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan
+from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
 RATE, MONTE_CARLO, BURN_IN, POSTERIOR_DRAWS = 0.1, 10, 0.2, 4000
 STEPS, CLIPS, FACTORS, SPEEDS = (

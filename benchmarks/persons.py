@@ -22,12 +22,12 @@ import warnings
 
 import numpy as np
 from harness import command, commit, machine, versions
-from replicates import Replicates, centred
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import make_records, make_units
+from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
 WEIGHTS = np.array([0.3, -0.5, 0.8, 0.2])
 SCALES = {"sd": 1.0, "scale": 0.7}

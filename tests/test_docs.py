@@ -27,6 +27,7 @@ SLOW = (
     "guides/in_keras.md",
     "guides/local_latents.md",
     "guides/persons.md",
+    "guides/rehearsal.md",
     "guides/small_data.md",
     "guides/vae_researcher.md",
     "regression.md",
@@ -34,6 +35,7 @@ SLOW = (
 NEEDS = {
     "guides/arviz.md": "arviz",
     "guides/persons.md": "formulae",
+    "guides/rehearsal.md": "formulae",
     "guides/small_data.md": "sklearn",
     "regression.md": "formulae",
 }

@@ -140,7 +140,30 @@ def local_steps(shift, **how):
     return change_of(Hospital(study, x + np.float32(shift), y, **settings))
 
 
-@pytest.mark.parametrize("release", [gradients, pairs, moments, counts, message, local_steps])
+def scores(shift):
+    """Mean log scores of two models, whose releases so far are of no records."""
+    x = np.linspace(-1.0, 1.0, 60).astype("float32")
+    ledger = dpvi.PrivacyLedger()
+    models = {}
+    plan = dpvi.PrivacyPlan(dpvi.privacy.FullBatch(), 9.0, 1)
+    inputs = {"x": tf.TensorSpec([None]), "y": tf.TensorSpec([None])}
+    for name in ("a", "b"):
+        model = dpvi.DPVI(
+            tfd.Normal(0.0, 1.0), lambda w, x: tfd.Normal(w * x, 1.0), seed=len(models)
+        )
+        model.compile(epsilon=3.0, delta=1e-5, ledger=ledger)
+        model.record_release(plan, inputs, 60, declared=True)
+        models[name] = model
+    with ledger.reserved(plan):
+        pass
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    result = dpvi.compare(models, x, x + np.float32(shift), score_range=(-9.0, 0.0), **budget)
+    return [result.score, result.difference, result.noise_sd, result.sampling_sd]
+
+
+@pytest.mark.parametrize(
+    "release", [gradients, pairs, moments, counts, message, local_steps, scores]
+)
 def test_without_the_noise_functions_result_nothing_depends_on_records(release, monkeypatch):
     """Its results are replaced by constants: what is released of unlike data is then the same.
 
@@ -167,11 +190,14 @@ STEPS = {
     "training/fit.py": functools.partial(gradients, **SECURE),
     "federated/refiner.py": functools.partial(local_steps, **SECURE),
     "training/compiled.py": None,
+    # Of simulated records.
+    "rehearsal/replicates.py": None,
     "audit/observed.py": None,
 }
 # Releases that are no steps always take the operating system's words; the steps behind a message only now.
 SINGLE = {
     "preprocessing.py": moments,
+    "selection/scores.py": scores,
     "synthetic/releases.py": counts,
     "federated/on_messages.py": functools.partial(message, **SECURE),
 }

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         preprocessing,
         privacy,
         regressions,
+        rehearsal,
         sampling,
+        selection,
         surrogates,
         synthetic,
         training,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from tfp_dpvi.networks import DPVAE, DPKerasModel
     from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
     from tfp_dpvi.regressions import Regression, regression
+    from tfp_dpvi.rehearsal import Rehearsal, rehearse, rehearse_regression
+    from tfp_dpvi.selection import compare, tune
     from tfp_dpvi.serialization import register
     from tfp_dpvi.synthetic import Synthesizer
 
@@ -66,13 +70,18 @@ _NAMES = {
     "PrivacyPlan": "privacy",
     "PrivacyReport": "privacy",
     "Regression": "regressions",
+    "Rehearsal": "rehearsal",
     "Schema": "data",
     "Synthesizer": "synthetic",
+    "compare": "selection",
     "keras": "_tf",
     "load_model": "models",
     "pilot": "calibrated",
     "register": "serialization",
     "regression": "regressions",
+    "rehearse": "rehearsal",
+    "rehearse_regression": "rehearsal",
+    "tune": "selection",
 }
 
 __all__ = [
@@ -84,6 +93,7 @@ __all__ = [
     "PrivacyPlan",
     "PrivacyReport",
     "Regression",
+    "Rehearsal",
     "Schema",
     "Synthesizer",
     "__version__",
@@ -91,6 +101,7 @@ __all__ = [
     "bayes",
     "calibrated",
     "callbacks",
+    "compare",
     "data",
     "divergences",
     "export",
@@ -110,10 +121,15 @@ __all__ = [
     "register",
     "regression",
     "regressions",
+    "rehearsal",
+    "rehearse",
+    "rehearse_regression",
     "sampling",
+    "selection",
     "surrogates",
     "synthetic",
     "training",
+    "tune",
 ]
 
 

@@ -6,10 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from replicates import Replicates, by_pilot, centred
+from replicates import by_pilot
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
 NUM = 300
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}

@@ -305,6 +305,26 @@ class ParameterChecks:
         return cls(names, *values, *missing)
 
     @property
+    def _certain_shift(self) -> np.ndarray:
+        """Absolute values of `shift` that chance does not explain, else 0."""
+        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
+        certain: np.ndarray = np.where(chance < FALSE_ALARMS, np.abs(self.shift), 0.0)
+        return certain
+
+    @property
+    def doubtful(self) -> np.ndarray:
+        """True for each coordinate of which a check failed, bool [D]."""
+        limits = (
+            (self.reaches, MOST_REACHES),
+            (self.narrowing, MOST_NARROWING),
+            (self.width, MOST_WIDTH),
+            (self._certain_shift, MOST_SHIFT),
+            (self.extent, MOST_EXTENT),
+        )
+        # False for NaN.
+        return np.any([values > limit for values, limit in limits], axis=0)
+
+    @property
     def warnings(self) -> list[str]:
         """Returns a sentence for each check that failed, with the parameters' names."""
         sentences = []
@@ -348,8 +368,7 @@ class ParameterChecks:
     @property
     def shift_warning(self) -> str:
         """Returns the sentence on the parameters whose shift matters and is no chance."""
-        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        moved = self._over(np.where(chance < FALSE_ALARMS, np.abs(self.shift), 0.0), MOST_SHIFT)
+        moved = self._over(self._certain_shift, MOST_SHIFT)
         return (
             f"the estimate of {moved} posterior standard deviations from that under a wider clip: "
             "the likelihood does not fit the tails, and a fit without privacy would differ; try "

@@ -218,7 +218,8 @@ class Scoring:
         self.theta.assign(self._start)
         self._simulate = function_of_model(self._simulated_sums)
         scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
-        self._coordinates = FitCoordinates(np.diag(scales), trusted=True)
+        self._first_coordinates = FitCoordinates(np.diag(scales), trusted=True)
+        self._coordinates = self._first_coordinates
         self._slope = Slope(square, 1.0)
         self._unlike: np.ndarray | None = None
         self._num_seen = 0
@@ -374,6 +375,10 @@ class Scoring:
             self._use_releases(accumulated, mechanism)
         gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
+
+    def restart(self) -> None:
+        """Forgets the coordinates of earlier fits, whose rounding the next one would have."""
+        self._coordinates = self._first_coordinates
 
     def is_informed(self) -> bool:
         """Returns whether public inputs have finite, positive information where a fit starts.

@@ -18,6 +18,7 @@ from tfp_dpvi.privacy.sampling import (
     FixedSizeSampling,
     FullBatch,
     PoissonSampling,
+    RandomTrials,
     SamplingScheme,
     scheme_from_json,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "PrivacyLedger",
     "PrivacyPlan",
     "PrivacyReport",
+    "RandomTrials",
     "RenyiFilter",
     "SamplingScheme",
     "Sensitivity",

@@ -71,6 +71,8 @@ class Releases:
       poisson: Releases on Poisson samples, whose rate is the probability.
       fixed_size: Releases on fixed-size samples, whose rate is the batch size over the number of
         records.
+      selected: Selections from random trials on all records, by (mean, shape, noise multiplier of
+        a trial).
 
     Args:
       event: The event of all releases.
@@ -84,6 +86,7 @@ class Releases:
         self.full: Counts = {}
         self.poisson: Counts = {}
         self.fixed_size: Counts = {}
+        self.selected: dict[tuple[float, float, float], int] = {}
         self._add(event, 1)
 
     @property
@@ -101,6 +104,8 @@ class Releases:
             for part in event.events:
                 self._add(part, times)
             return
+        if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+            return self._add_selected(event, times)
         rate = 1.0
         mechanism = event
         sampled = self.full
@@ -124,6 +129,21 @@ class Releases:
         elif rate > 0.0:
             kinds = self.full if rate == 1.0 else sampled
             kinds[rate, z] = kinds.get((rate, z), 0) + times
+
+    def _add_selected(
+        self, event: dp_accounting.dp_event.RepeatAndSelectDpEvent, times: int
+    ) -> None:
+        """Adds selections, whose trials are Gaussian releases on all records."""
+        trial = Releases(event.event)
+        if trial.poisson or trial.fixed_size or trial.selected:
+            raise UnsupportedPairError(
+                "event=RepeatAndSelectDpEvent is priced for trials on all records alone."
+            )
+        if not trial.private:
+            self.private = False
+        else:
+            kind = (float(event.mean), float(event.shape), trial.full_multiplier)
+            self.selected[kind] = self.selected.get(kind, 0) + times
 
 
 class Accountant(abc.ABC):
@@ -296,9 +316,11 @@ class PldAccountant(Accountant):
     def refusal(self, releases: Releases, replace: bool) -> tuple[str, str] | None:
         """See `Accountant`.
 
-        Refuses fixed-size samples, and with dp_accounting before 0.5 Poisson samples under
-        replace-one.
+        Refuses fixed-size samples, selections from random trials, and with dp_accounting before 0.5
+        Poisson samples under replace-one.
         """
+        if releases.selected:
+            return "a selection from random trials", "use accountant='rdp'"
         if releases.fixed_size:
             return "fixed-size sampling", "use accountant='rdp' and replace_one"
         if releases.poisson and replace and not PRICES_POISSON_REPLACE_ONE:
@@ -536,6 +558,10 @@ class RdpAccountant(Accountant):
         for (q, z), n in releases.fixed_size.items():
             # z is relative to half the sensitivity to a replacement.
             total = total + n * _fixed_size_rdp(q, z / 2.0, orders)
+        for (mean, shape, z), n in releases.selected.items():
+            # That of a replacement compares N(0, z^2) with N(2, z^2).
+            own = z / 2.0 if relation is _REPLACE else z
+            total = total + n * _selected_rdp(mean, shape, own, orders)
         return total
 
 
@@ -582,6 +608,20 @@ def _poisson_rdp(q: float, z: float, orders: tuple[float, ...] = ORDERS) -> Floa
     # The rounding error is 1e-15 of the log moment, which is divided by order - 1.
     slack = 1e-15 * np.asarray(orders) / (np.asarray(orders) - 1.0)
     return np.where(divergences >= -slack, np.maximum(divergences, 0.0) + slack, math.inf)
+
+
+@functools.lru_cache(maxsize=256)
+def _selected_rdp(mean: float, shape: float, z: float, orders: tuple[float, ...]) -> FloatArray:
+    """Returns dp_accounting's divergences of a selection from random trials.
+
+    The bound of one order uses all others, so that the default ones are always among them.
+    """
+    known = (*orders, *ORDERS)
+    accountant = _rdp.RdpAccountant(known)
+    trial = dp_accounting.GaussianDpEvent(z)
+    accountant.compose(dp_accounting.dp_event.RepeatAndSelectDpEvent(trial, mean, shape))
+    divergences: FloatArray = np.asarray(accountant._rdp)[: len(orders)]
+    return divergences
 
 
 _fixed_size_rdp = functools.lru_cache(maxsize=256)(fixed_size_rdp)

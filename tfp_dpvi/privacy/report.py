@@ -431,6 +431,8 @@ def _event_text(event: DpEvent, halve: bool) -> str:
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         mechanism = _event_text(event.event, halve)
         return f"{name}({event.source_dataset_size}, {event.sample_size}, {mechanism})"
+    if isinstance(event, dp_accounting.dp_event.RepeatAndSelectDpEvent):
+        return f"{name}({_event_text(event.event, halve)}, {up(event.mean, 6)}, {event.shape:g})"
     return f"{name}()"
 
 

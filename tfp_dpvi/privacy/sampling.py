@@ -15,6 +15,9 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.privacy.errors import UnsupportedPairError
 from tfp_dpvi.privacy.sensitivity import Json, Sensitivity
 
+GEOMETRIC = 1.0
+"""The shape of a truncated negative binomial distribution that is geometric."""
+
 _REGISTRY: dict[str, type["SamplingScheme"]] = {}
 _REPLACE = NeighboringRelation.REPLACE_ONE
 
@@ -256,3 +259,46 @@ class EachRecordOncePerEpoch(SamplingScheme):
         Any record may be in one of an epoch's releases.
         """
         return _repeated(mechanism, -(-num_releases // self.steps_per_epoch))
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomTrials(SamplingScheme):
+    """The best of a random number of trials, each on all records; what others gave is not released.
+
+    A release is the whole selection. Its mechanism is one trial with its score, for any choice of
+    settings at random. The number of trials is geometric, at least 1, independent of the records,
+    and not released either.
+
+    Attributes:
+      mean: The mean number of trials, at least 1.
+
+    #### Formal guarantee
+
+    Theorem 2 of Papernot and Steinke 2022 (arXiv:2110.03620) with eta = 1, by dp_accounting's
+    `RepeatAndSelectDpEvent`, which only the accountant "rdp" prices.
+
+    ```python
+    >>> from dp_accounting import GaussianDpEvent
+    >>> RandomTrials(10.0).dp_event(GaussianDpEvent(8.0), 1).mean
+    10.0
+
+    ```
+    """
+
+    mean: float
+    name: ClassVar[str] = "random_trials"
+    sentence: ClassVar[str] = (
+        "the best of a random number of trials, geometric with mean {mean:g}, each of which reads "
+        "every record; nothing of the others is released"
+    )
+
+    def __post_init__(self) -> None:
+        mean = check.positive("mean", self.mean)
+        if mean < 1.0:
+            raise ValueError(f"mean={self.mean!r} must be at least 1: pass more trials.")
+        object.__setattr__(self, "mean", mean)
+
+    def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
+        """See `SamplingScheme`. Returns `RepeatAndSelectDpEvent(mechanism, mean, 1)`."""
+        selected = dp_accounting.dp_event.RepeatAndSelectDpEvent(mechanism, self.mean, GEOMETRIC)
+        return _repeated(selected, num_releases)

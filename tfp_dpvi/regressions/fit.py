@@ -123,23 +123,9 @@ def regression(
     a function of that record and the schema alone. That values outside of the schema are refused
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
-    check.one_of("family", family, tuple(FAMILIES))
-    if not isinstance(schema, Schema):
-        schema = Schema.from_dict(schema)
-    fixed, has_unit_effect = _without_unit(formula, unit)
-    design = Design(fixed, schema, missing=missing, outside=outside, constants=constants)
-    column = schema.columns[design.outcome]
-    check_outcome(FAMILIES[family], design.outcome, column)
-    if design.has_transformed_outcome and not FAMILIES[family].is_scaled:
-        raise ValueError(
-            f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
-        )
-    if family == "categorical" and (design.groups or has_unit_effect):
-        raise ValueError('family="categorical" has no group effects: use common ones, + g.')
+    settings = {"missing": missing, "outside": outside, "constants": constants}
+    design, parts = described(formula, family, schema, priors, unit, **settings)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
-    person = unit or "" if has_unit_effect else ""
-    parts = _parts(design, family, priors or {}, person)
-    _check_size(parts)
     y = _outcome_values(design, family, parts.outcome, data)
     rows = design.rows(data)
     if measured:
@@ -156,10 +142,8 @@ def regression(
             num_records=num_records,
             seed=seed,
         )
-        design = Design(formula, schema, missing=missing, outside=outside, constants=constants)
-        parts = dataclasses.replace(
-            _parts(design, family, priors or {}, person), measured=tuple(measured), share=part
-        )
+        design, parts = described(formula, family, schema, priors, unit, **settings)
+        parts = dataclasses.replace(parts, measured=tuple(measured), share=part)
         y = _outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
     model = DPVI(
@@ -169,8 +153,7 @@ def regression(
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
     x = parts.inputs(rows)
-    num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
-    public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
+    public = public_inputs(design, parts)
     if persons:
         persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
@@ -179,6 +162,56 @@ def regression(
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
     return result
+
+
+def described(
+    formula: str,
+    family: str,
+    schema: Schema | Mapping[str, Any],
+    priors: Mapping[str, Any] | None = None,
+    unit: str | None = None,
+    **settings: Any,
+) -> tuple[Design, Parts]:
+    """Returns the design of a formula and the model's description, which no record decides.
+
+    Args:
+      formula: As in `regression`.
+      family: As in `regression`.
+      schema: As in `regression`.
+      priors: As in `regression`.
+      unit: As in `regression`.
+      **settings: Other arguments of `Design`.
+
+    Raises:
+      ValueError: They do not fit each other.
+    """
+    check.one_of("family", family, tuple(FAMILIES))
+    if not isinstance(schema, Schema):
+        schema = Schema.from_dict(schema)
+    fixed, has_unit_effect = _without_unit(formula, unit)
+    design = Design(fixed, schema, **settings)
+    column = schema.columns[design.outcome]
+    check_outcome(FAMILIES[family], design.outcome, column)
+    if design.has_transformed_outcome and not FAMILIES[family].is_scaled:
+        raise ValueError(
+            f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
+        )
+    if family == "categorical" and (design.groups or has_unit_effect):
+        raise ValueError('family="categorical" has no group effects: use common ones, + g.')
+    parts = _parts(design, family, priors or {}, unit or "" if has_unit_effect else "")
+    _check_size(parts)
+    return design, parts
+
+
+def public_inputs(design: Design, parts: Parts) -> np.ndarray:
+    """Returns invented inputs of the schema, which set the coordinates of scoring steps.
+
+    Args:
+      design: The design of the formula.
+      parts: The model's description.
+    """
+    num = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
+    return parts.inputs(design.rows(design.simulated(num, _SEED_PUBLIC)))
 
 
 def _persons(

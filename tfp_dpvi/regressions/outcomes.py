@@ -17,6 +17,9 @@ from tfp_dpvi.regressions.counts import Hurdle, ZeroInflated
 Own = Mapping[str, tf.Tensor]
 """A family's own parameters by name, of shapes that broadcast with the scores'."""
 
+TYPICAL = {"sigma": 1.0, "alpha": 1.0, "nu": 10.0, "kappa": 10.0, "zero": 0.2}
+"""Values of families' own parameters, on the model's scale, for records that are invented."""
+
 # Scores beyond it are those of no record: expected outcomes would overflow.
 _MOST_LOG_MEAN = 34.0
 
