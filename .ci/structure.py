@@ -63,6 +63,7 @@ ORDER = (
     "synthetic",
     "audit",
     "federated",
+    "cli",
 )
 # Rooms below that are none of a room's business all the same: these know nothing of privacy.
 STRANGERS = {

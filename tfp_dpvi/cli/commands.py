@@ -1,0 +1,275 @@
+"""The commands, and what they print: results on stdout, all else on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import pathlib
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfp_dpvi.cli.files import read_schema, read_table, write_table
+from tfp_dpvi.privacy import BudgetExhaustedError, LedgerError, PrivacyLedger
+from tfp_dpvi.privacy import __main__ as privacy
+
+if TYPE_CHECKING:
+    from tfp_dpvi.regressions import Regression
+
+# Exit codes: a result; a fault of the program; bad input, and nothing was spent; no budget left.
+DONE, FAULT, REFUSED, EXHAUSTED = range(4)
+
+_OF_PRIVACY = ("plan", "show")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Returns the parser of `tfp-dpvi`, without the arguments of `plan` and `show`."""
+    parser = argparse.ArgumentParser(
+        prog="tfp-dpvi",
+        description="Private regressions and synthetic tables. No record is printed anywhere.",
+        epilog="exit codes: 0 done, 1 fault, 2 refused and nothing spent, 3 budget exhausted",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("plan", help="the privacy cost of a fit, without data", add_help=False)
+    commands.add_parser("show", help="the privacy report of a ledger file", add_help=False)
+    _add_fit(commands.add_parser("fit", help="a private regression of a table"))
+    _add_synthesize(commands.add_parser("synthesize", help="a private synthetic copy of a table"))
+    _add_rehearse(commands.add_parser("rehearse", help="what a fit would give, without data"))
+    report = commands.add_parser("report", help="the report of what `fit` or `synthesize` wrote")
+    report.add_argument("folder", help="the --out of that command")
+    report.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", help="a .csv, .parquet, .arrow or .feather file of records")
+    _add_formula(parser)
+    _add_budget(parser)
+    parser.add_argument("--unit", help="the column of persons, to protect these instead of rows")
+    parser.add_argument("--max-rows-per-unit", type=int, metavar="M", help="rows of a person used")
+    parser.add_argument(
+        "--measured", nargs="+", default=[], metavar="COLUMN", help="release typical values first"
+    )
+    _add_output(parser)
+
+
+def _add_formula(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--formula", required=True, help='such as "visits ~ age + (1 | county)"')
+    parser.add_argument("--family", required=True, help='such as "normal" or "poisson"')
+    _add_schema(parser)
+    parser.add_argument("--missing", choices=["indicator"], help="what missing covariates become")
+    parser.add_argument("--outside", choices=["refuse", "clip"], default="refuse")
+
+
+def _add_schema(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--schema", required=True, help="a .json or .yaml file: what is public")
+
+
+def _add_budget(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--epsilon", type=float, required=True, help="the total on the ledger")
+    parser.add_argument("--delta", type=float, required=True, help="well below 1 / records")
+    # In memory it would be forgotten with the process, and the next fit would start anew.
+    parser.add_argument("--ledger", required=True, help="the file that keeps what was spent")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, help="a new or empty folder for the results")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_synthesize(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", help="a .csv, .parquet, .arrow or .feather file of records")
+    _add_schema(parser)
+    _add_budget(parser)
+    parser.add_argument("--target", help="the column that the records should predict")
+    parser.add_argument("--sets", type=int, default=1, help="how many tables to sample")
+    parser.add_argument("--rows", type=int, help="records of each, by default as many as in data")
+    _add_output(parser)
+
+
+def _add_rehearse(parser: argparse.ArgumentParser) -> None:
+    _add_formula(parser)
+    parser.add_argument("--records", type=int, nargs="+", required=True, metavar="N")
+    parser.add_argument("--epsilon", type=float, nargs="+", required=True)
+    parser.add_argument("--delta", type=float, required=True)
+    parser.add_argument(
+        "--truth", nargs="+", default=[], metavar="NAME=VALUE", help="effects, in the data's units"
+    )
+    parser.add_argument("--num", type=int, default=100, help="simulated data sets of each")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code.
+
+    Args:
+      arguments: The arguments, by default those of the process.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments and arguments[0] in _OF_PRIVACY:
+        return privacy.main(arguments)
+    options = build_parser().parse_args(arguments)
+    run = {"fit": _fit, "synthesize": _synthesize, "rehearse": _rehearse, "report": _report}
+    try:
+        with _results_alone():
+            text, values = run[options.command](options)
+    except BudgetExhaustedError as error:
+        return _failed(error, EXHAUSTED)
+    except (LedgerError, OSError, TypeError, ValueError, ImportError) as error:
+        return _failed(error, REFUSED)
+    except Exception as error:  # Its text may quote a record.
+        print(f"error: {type(error).__name__}: please report it.", file=sys.stderr)
+        return FAULT
+    print(json.dumps(values) if options.json else text)
+    return DONE
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
+
+
+@contextlib.contextmanager
+def _results_alone() -> Iterator[None]:
+    """Sends progress and warnings to stderr, so that stdout has the result alone."""
+
+    def show(message: Any, *place: Any, **more: Any) -> None:
+        del place, more
+        print(f"warning: {message}", file=sys.stderr)
+
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _folder(path: str) -> pathlib.Path:
+    """Returns a new or empty folder."""
+    folder = pathlib.Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(
+            f"--out {path!r} is not empty: name a new folder, so that nothing is lost."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _fit(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Fits a regression and writes its files."""
+    from tfp_dpvi.regressions import regression
+
+    schema = read_schema(options.schema)
+    data = read_table(options.data, schema)
+    folder = _folder(options.out)
+    print(f"fitting {options.formula}", file=sys.stderr)
+    result = regression(
+        options.formula,
+        data,
+        options.family,
+        schema,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        ledger=PrivacyLedger(options.ledger),
+        missing=options.missing,
+        outside=options.outside,
+        measured=options.measured,
+        unit=options.unit,
+        max_rows_per_unit=options.max_rows_per_unit,
+    )
+    result.save(folder / "regression.zip")
+    summary = result.summary()
+    summary.to_csv(folder / "summary.csv")
+    return _written(folder, str(result), result.report(), _values(result))
+
+
+def _values(result: Regression) -> dict[str, Any]:
+    """Returns a regression's table, warnings and privacy as plain values."""
+    rows = {
+        str(name): {str(column): _plain(value) for column, value in row.items()}
+        for name, row in result.summary().iterrows()
+    }
+    privacy_report = result.model.privacy_report().to_json()
+    return {"coefficients": rows, "warnings": result.warnings, "privacy": privacy_report}
+
+
+def _plain(value: float) -> float | None:
+    """Returns a number that JSON has, None for another."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _written(
+    folder: pathlib.Path, shown: str, report: str, values: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Writes report and values, and returns what is printed."""
+    (folder / "report.txt").write_text(report + "\n", encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    names = sorted(path.name for path in folder.iterdir())
+    return f"{shown}\n\nwritten to {folder}: {', '.join(names)}", values
+
+
+def _synthesize(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Fits a synthesizer and writes its tables."""
+    from tfp_dpvi.synthetic import Synthesizer
+
+    schema = read_schema(options.schema)
+    data = read_table(options.data, schema)
+    synthesizer = Synthesizer(schema, target=options.target)
+    folder = _folder(options.out)
+    print("fitting", file=sys.stderr)
+    synthesizer.fit(
+        data[[name for name in data.columns if name in schema.columns]],
+        epsilon=options.epsilon,
+        delta=options.delta,
+        ledger=PrivacyLedger(options.ledger),
+    )
+    synthesizer.save(folder / "synthesizer.keras")
+    sets = synthesizer.sample_many(options.sets, options.rows)
+    for number, table in enumerate(sets, 1):
+        write_table(table, folder / f"table-{number}.csv")
+    report = synthesizer.privacy_report()
+    values = {"tables": len(sets), "rows": len(sets[0]), "privacy": report.to_json()}
+    return _written(folder, str(report), f"{report}\n\n{schema}", values)
+
+
+def _rehearse(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Rehearses a regression."""
+    from tfp_dpvi.rehearsal import rehearse_regression
+
+    truth = {}
+    for pair in options.truth:
+        name, equals, value = pair.rpartition("=")
+        if not (name and equals):
+            raise ValueError(f"--truth {pair!r} must be NAME=VALUE, such as age=0.02.")
+        truth[name] = float(value)
+    rehearsal = rehearse_regression(
+        options.formula,
+        options.family,
+        read_schema(options.schema),
+        num_records=options.records,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        truth=truth or None,
+        num=options.num,
+        missing=options.missing,
+        outside=options.outside,
+        verbose=int(sys.stderr.isatty()),
+    )
+    table = rehearsal.table()
+    rows = [
+        {name: _plain(value) if isinstance(value, float) else value for name, value in row.items()}
+        for row in json.loads(table.to_json(orient="records"))
+    ]
+    return str(rehearsal), {"rehearsal": rows}
+
+
+def _report(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Returns what an earlier command wrote: no model is loaded."""
+    folder = pathlib.Path(options.folder)
+    report, values = folder / "report.txt", folder / "result.json"
+    if not (report.is_file() and values.is_file()):
+        raise ValueError(f"{options.folder!r} has no report: pass the --out of fit or synthesize.")
+    return report.read_text(encoding="utf-8").rstrip(), json.loads(values.read_text("utf-8"))
