@@ -55,6 +55,7 @@ ORDER = (
     "preprocessing",
     "export",
     "calibrated",
+    "checking",
     "models",
     "regressions",
     "networks",

@@ -268,6 +268,13 @@ class ParameterChecks:
         return cls(names, *values, *missing)
 
     @property
+    def clear_shift(self) -> np.ndarray:
+        """The absolute `shift` where chance is no reason for it, else 0; NaN if there is none."""
+        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
+        clear = np.where(chance < LEAST_SHIFT, np.abs(self.shift), 0.0)
+        return np.where(np.isnan(self.shift), math.nan, clear)
+
+    @property
     def warnings(self) -> list[str]:
         """Returns a sentence for each check that failed, with the parameters' names."""
         sentences = []
@@ -290,8 +297,7 @@ class ParameterChecks:
                 f"the posterior of {wider} times as wide as the prior (limit {MOST_WIDTH:g}), "
                 "which records rarely do: training did not converge, or the likelihood does not fit"
             )
-        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        moved = self._over(np.where(chance < LEAST_SHIFT, np.abs(self.shift), 0.0), MOST_SHIFT)
+        moved = self._over(self.clear_shift, MOST_SHIFT)
         if moved:
             sentences.append(
                 f"the estimate of {moved} posterior standard deviations from that under a wider "

@@ -1,0 +1,318 @@
+"""What is checked: all of it public and known before anything is spent."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
+from tfp_dpvi.bayes.predictive import as_graph, posterior_draws
+from tfp_dpvi.calibrated.scores import possible_values
+from tfp_dpvi.calibrated.twins import draw_apart
+from tfp_dpvi.checking.blocks import Block, sensitivity_of
+from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.privacy import Sensitivity
+
+NUM_PIT = 10
+"""Bins of the histogram of PIT values."""
+
+PROBABILITIES = (0.02, 0.1, 0.5, 0.9, 0.98)
+"""Edges of the bins of predicted probabilities of the reliability curve."""
+
+# The contrast of wrong confidence: outcomes 1 too often where they are improbable, and so on.
+CONFIDENCE = np.array([1.0, 1.0, -1.0, 1.0, -1.0, -1.0]) / math.sqrt(6.0)
+# It is released with so many times less noise than the rest of the curve.
+CONFIDENCE_WEIGHT = 3.0
+# Of counts and variances, and of the mean log score, over residuals: they need less precision.
+COUNT_WEIGHT = 0.2
+SCORE_WEIGHT = 0.3
+_MOST_BINS = 50
+_DISCRETE_RANGE = (-10.0, 0.0)
+# Around the expected log density of an outcome, in nats.
+_BELOW = 8.0
+_ABOVE = 4.0
+_NUM_DRAWS = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bins:
+    """The bin of each record in one column, whose bins are public.
+
+    ```python
+    >>> Bins.of_numbers("age", np.array([20.0, 70.0]), [40, 60]).codes.tolist()
+    [0, 2]
+
+    ```
+
+    Attributes:
+      labels: A public name of each bin, in order.
+      codes: The number of each row's bin, shape [N]; private.
+      ordered: Whether neighbouring bins are alike, as of numbers.
+    """
+
+    labels: Sequence[str]
+    codes: np.ndarray
+    ordered: bool = True
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.labels) <= _MOST_BINS:
+            raise ValueError(
+                f"columns: {len(self.labels)} bins of a column are not 2 to {_MOST_BINS}: pass "
+                "other edges, for instance five bins."
+            )
+
+    @classmethod
+    def of_numbers(cls, name: Any, values: np.ndarray, edges: Sequence[float]) -> Bins:
+        """Returns the bins of numbers between public edges.
+
+        Args:
+          name: The column, for messages.
+          values: Numbers of shape [N].
+          edges: Increasing numbers, such as [30, 50, 70] for four bins. Do not compute them from
+            the records.
+
+        Raises:
+          ValueError: The edges are no increasing finite numbers, or the column has other values.
+        """
+        try:
+            ends = np.asarray(edges, np.float64)
+        except (TypeError, ValueError):
+            ends = np.full([1], math.nan)
+        if ends.ndim != 1 or not len(ends) or not (np.isfinite(ends).all()):
+            raise ValueError(
+                f"columns[{name!r}] must be a list of finite numbers, the edges of its bins, such "
+                "as [30, 50, 70]."
+            )
+        if (np.diff(ends) <= 0.0).any():
+            raise ValueError(f"columns[{name!r}] has edges that do not increase: sort them.")
+        values = np.asarray(values)
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            raise ValueError(
+                f"columns[{name!r}] must be a column of numbers, one a record, got shape "
+                f"{list(values.shape)} of dtype {check.dtype_name(values.dtype)}."
+            )
+        shown = [f"{edge:.4g}" for edge in ends]
+        between = [f"{low} to {high}" for low, high in zip(shown, shown[1:], strict=False)]
+        labels = [f"below {shown[0]}", *between, f"from {shown[-1]}"]
+        return cls(labels, np.searchsorted(ends, values, side="right"))
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedOutcome:
+    """What is public about an outcome.
+
+    Attributes:
+      is_binary: Whether it is 0 or 1, with a probability that a reliability curve judges.
+      is_discrete: Whether it has integer values.
+      name: The name of the likelihood's distribution.
+      typical_score: The expected log density at a record of zeros; NaN if it is not finite.
+    """
+
+    is_binary: bool
+    is_discrete: bool
+    name: str
+    typical_score: float
+
+
+def kind_of_outcome(
+    model: BayesianModel, posterior: tfd.Distribution, x: Structure
+) -> CheckedOutcome:
+    """Returns what kind of outcome a model has, from public values alone.
+
+    Args:
+      model: Prior and likelihood.
+      posterior: The posterior, or the prior before a fit.
+      x: Inputs of rows, of which only shapes and dtypes are read.
+
+    Raises:
+      ValueError: Outcomes are no single numbers, or nothing can be sampled.
+    """
+    if model.generative:
+        raise ValueError(
+            "check: this model generates whole records, and checks are of outcomes y given x: "
+            "compare margins of sample_predictive with public ones."
+        )
+    zeros = zeros_like(x, 2)
+    draws = posterior_draws(posterior, _NUM_DRAWS, 0)
+    facts: dict[str, Any] = {}
+
+    def of_draw(draw: Structure) -> tuple[tf.Tensor, tf.Tensor]:
+        distribution = model.distribution_at(draw, zeros)
+        facts["scalar"] = distribution.event_shape.rank == 0
+        facts["binary"] = possible_values(distribution) == [0, 1]
+        facts["name"] = type(distribution).__name__
+        drawn, _ = draw_apart(lambda: distribution.sample(seed=tf.constant([1, 2])), (), 2)
+        return drawn, tf.cast(distribution.log_prob(drawn), tf.float64)
+
+    try:
+        pairs = [
+            as_graph(functools.partial(of_draw, tf.nest.map_structure(lambda d: d[s], draws)))  # noqa: B023
+            for s in range(_NUM_DRAWS)
+        ]
+    except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
+        raise ValueError(
+            "check: the likelihood cannot be sampled, which its PIT values need: "
+            f"{check.first_line(error)}"
+        ) from error
+    if not facts["scalar"]:
+        raise ValueError(
+            "check: outcomes must be single numbers, and this likelihood has several outputs: fit "
+            "and check a model of each."
+        )
+    drawn = np.array([pair[0].numpy() for pair in pairs], np.float64)
+    typical = float(np.mean([pair[1].numpy() for pair in pairs]))
+    drawn = drawn[np.isfinite(drawn)]
+    is_discrete = bool(len(drawn) and (drawn == np.round(drawn)).all())
+    return CheckedOutcome(facts["binary"], is_discrete, facts["name"], typical)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Declared:
+    """What one release checks, and the sums that it consists of.
+
+    Attributes:
+      outcome: The kind of outcome.
+      columns: The bins of declared columns, by name.
+      score_range: The public range, in nats, to which a record's log score is clipped.
+      level: The probability that any of the tests fails although the model is right.
+    """
+
+    outcome: CheckedOutcome
+    columns: Mapping[str, Bins]
+    score_range: tuple[float, float]
+    level: float = 0.05
+
+    @functools.cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The sums of the release, in order."""
+        blocks = [_reliability(), _counts("records", len(CONFIDENCE))]
+        if not self.outcome.is_binary:
+            blocks = [Block("pit", np.eye(NUM_PIT) - 1.0 / NUM_PIT, signed=False)]
+        for name, bins in self.columns.items():
+            num = len(bins.labels)
+            blocks += [Block(f"residuals of {name}", np.eye(num), signed=True)]
+            blocks += [_counts(f"variances of {name}", num)]
+        return (*blocks, Block("log score", np.full([1, 1], SCORE_WEIGHT), signed=True))
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """How far a record moves the release, in the l2 norm."""
+        return sensitivity_of(self.blocks)
+
+    @property
+    def num(self) -> int:
+        """The number of released numbers."""
+        return sum(len(block.matrix) for block in self.blocks)
+
+    @property
+    def purpose(self) -> str:
+        """The release in words, for ledger and report."""
+        first = "a reliability curve" if self.outcome.is_binary else "a histogram of PIT values"
+        num = len(self.columns)
+        columns = "1 column" if num == 1 else f"{num} columns"
+        residuals = f", residuals by bins of {columns}" if num else ""
+        return f"checks of the model: {first}{residuals}, and the mean log score"
+
+
+def _reliability() -> Block:
+    size = len(CONFIDENCE)
+    along = np.outer(CONFIDENCE, CONFIDENCE)
+    matrix = np.eye(size) + (CONFIDENCE_WEIGHT - 1.0) * along
+    return Block("reliability", matrix, signed=True)
+
+
+def _counts(name: str, num: int) -> Block:
+    return Block(name, COUNT_WEIGHT * np.eye(num), signed=False)
+
+
+def declare(
+    outcome: CheckedOutcome,
+    x: Structure,
+    columns: Mapping[Any, Any] | None,
+    score_range: Sequence[float] | None,
+    level: float,
+) -> Declared:
+    """Returns what is checked, from the arguments of `DPVI.check`.
+
+    Args:
+      outcome: The kind of outcome.
+      x: The inputs of records, row by row.
+      columns: Edges of bins by the names of columns of x, or by their numbers; or `Bins`.
+      score_range: The ends of the range of log scores, or None for a default.
+      level: The level of all tests together.
+
+    Raises:
+      ValueError, TypeError: An argument is none of these; nothing was spent.
+    """
+    num_rows = len(tf.nest.flatten(x)[0])
+    bins = {}
+    for name, edges in ({} if columns is None else _mapping(columns)).items():
+        if not isinstance(edges, Bins):
+            edges = Bins.of_numbers(name, _column(x, name), edges)
+        if np.shape(edges.codes) != (num_rows,):
+            raise ValueError(
+                f"columns[{name!r}] has bins of shape {list(np.shape(edges.codes))}: pass one for "
+                f"each of the {num_rows} rows."
+            )
+        bins[str(name)] = edges
+    chosen = check.probability("level", level)
+    return Declared(outcome, bins, _range_of(outcome, score_range), chosen)
+
+
+def _mapping(columns: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    if not isinstance(columns, Mapping):
+        raise TypeError(
+            f"columns={check.shown(columns)} must be a dict of columns and the edges of their "
+            "bins, such as {'age': [30, 50, 70]}."
+        )
+    return columns
+
+
+def _column(x: Structure, name: Any) -> np.ndarray:
+    """Returns a column of the inputs, by the key of a dict or the number of a column."""
+    if isinstance(x, dict):
+        if name not in x:
+            raise ValueError(f"columns has {name!r}, which x has not: it has {', '.join(x)}.")
+        return np.asarray(x[name])
+    array = np.asarray(x) if not isinstance(x, tuple) else None
+    if array is None or array.ndim not in (1, 2) or type(name) is not int:
+        raise ValueError(
+            f"columns has {name!r}: use a key of a dict x, or a number for a column of an array; "
+            "other columns as dpvi.checking.Bins."
+        )
+    width = 1 if array.ndim == 1 else array.shape[1]
+    if not 0 <= name < width:
+        raise ValueError(f"columns has {name}, and x has the columns 0 to {width - 1}.")
+    return array if array.ndim == 1 else array[:, name]
+
+
+def _range_of(
+    outcome: CheckedOutcome, score_range: Sequence[float] | None
+) -> tuple[float, float]:
+    if score_range is None and outcome.is_discrete:
+        return _DISCRETE_RANGE
+    if score_range is None:
+        if not math.isfinite(outcome.typical_score):
+            raise ValueError(
+                "score_range is missing: log densities have no finite mean at a record of zeros. "
+                "Pass a public range in nats, such as (-8, 4)."
+            )
+        middle = round(outcome.typical_score)
+        return middle - _BELOW, middle + _ABOVE
+    try:
+        low, high = (float(end) for end in score_range)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(
+            f"score_range={check.shown(score_range)} must be two finite numbers in nats, the lower "
+            "one first, such as (-10, 0)."
+        )
+    return low, high

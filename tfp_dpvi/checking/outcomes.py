@@ -1,0 +1,150 @@
+"""Where each record's outcome lies among outcomes that the fitted model predicts for it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd, without_assertions
+from tfp_dpvi.bayes.model import BayesianModel, as_event
+from tfp_dpvi.bayes.predictive import mean_of, posterior_draws
+from tfp_dpvi.calibrated.twins import draw_apart
+
+NUM_DRAWS = 99
+"""Draws from the posterior, and of a record's outcome at each: with the record's own outcome 100,
+which ten bins divide."""
+
+_AT_ONCE = 2**15
+
+
+class RecordScores(NamedTuple):
+    """How rows lie among predicted outcomes: exact, hence *not private*. All of shape [n].
+
+    Attributes:
+      pit: The randomised rank of the outcome in [0, 1), uniform if the model is right.
+      residual: The mean rank, from -1 to 1, of mean 0 if the model is right: for outcomes 0 and 1
+        the outcome less its probability.
+      variance: Three times the residual's variance, as the model says it: 1 for a continuous
+        outcome.
+      probability: The predicted probability of 1, of a binary outcome.
+      log_score: The log of the predictive density of the outcome.
+      usable: False for rows that count for nothing.
+    """
+
+    pit: np.ndarray
+    residual: np.ndarray
+    variance: np.ndarray
+    probability: np.ndarray
+    log_score: np.ndarray
+    usable: np.ndarray
+
+
+def score_rows(
+    model: BayesianModel,
+    posterior: tfd.Distribution,
+    x: Structure,
+    y: np.ndarray,
+    *,
+    is_binary: bool,
+    key: np.ndarray,
+) -> RecordScores:
+    """Returns how rows lie among outcomes that the posterior predicts.
+
+    Args:
+      model: Prior and likelihood.
+      posterior: The posterior, a function of released values.
+      x: Inputs of n rows, arrays.
+      y: Their outcomes, shape [n].
+      is_binary: Whether outcomes are 0 or 1.
+      key: Determines all random numbers, int64 [2].
+
+    #### Formal guarantee
+
+    Each entry depends on its own row, the posterior and random numbers that are independent of the
+    records, and on no other row.
+    """
+    for_draws, for_outcomes, for_ties = (
+        part.numpy() for part in _random.split(tf.constant(key), 3)
+    )
+    draws = posterior_draws(posterior, NUM_DRAWS, tf.constant(_random.tfp_seed(for_draws)))
+
+    def predict(
+        draw: Structure, rows: Structure, outcome: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, ...]:
+        num = outcome.shape[0]
+        with without_assertions():
+            distribution = model.distribution_at(draw, rows)
+            drawn, usable = draw_apart(lambda: distribution.sample(seed=seed), rows, num)
+            log_prob = distribution.log_prob(as_event(outcome, distribution))
+            mean = mean_of(distribution) if is_binary else tf.zeros([num], log_prob.dtype)
+        parts = (drawn, log_prob, mean)
+        return *(tf.cast(part, tf.float64) for part in parts), tf.broadcast_to(usable, [num])
+
+    traced = function_of_model(predict)
+    by_draw = [tf.nest.map_structure(lambda part: part[s], draws) for s in range(NUM_DRAWS)]  # noqa: B023
+    num_rows = len(y)
+    size = min(num_rows, _AT_ONCE)
+    uniforms = np.random.default_rng(for_ties.view(np.uint64)).uniform(size=num_rows)
+    parts = []
+    for begin in range(0, num_rows, size):
+        # The last part is filled up, so that all have one shape.
+        places = np.minimum(np.arange(begin, begin + size), num_rows - 1)
+        inputs = tf.nest.map_structure(lambda part: tf.constant(np.asarray(part)[places]), x)  # noqa: B023
+        outcome = tf.constant(np.asarray(y)[places])
+        seeds = _random.fold_in(tf.constant(for_outcomes), begin * (NUM_DRAWS + 1))
+        found = [
+            traced(draw, inputs, outcome, _random.tfp_seed(_random.fold_in(seeds, number)))
+            for number, draw in enumerate(by_draw)
+        ]
+        stacked = [np.stack([each[place].numpy() for each in found]) for place in range(4)]
+        kept = min(size, num_rows - begin)
+        scores = _among(np.asarray(y)[places], *stacked, uniforms=uniforms[places])
+        parts.append(RecordScores(*(part[:kept] for part in scores)))
+    return RecordScores(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _among(
+    outcome: np.ndarray,
+    drawn: np.ndarray,
+    log_probs: np.ndarray,
+    means: np.ndarray,
+    usable: np.ndarray,
+    *,
+    uniforms: np.ndarray,
+) -> RecordScores:
+    """Returns scores of outcomes, [n], among K drawn ones, [K, n]."""
+    own = outcome.astype(np.float64)
+    less, more = (drawn < own).sum(axis=0), (drawn > own).sum(axis=0)
+    num = len(drawn)
+    pit = (less + uniforms * (num - less - more + 1.0)) / (num + 1.0)
+    with np.errstate(invalid="ignore"):
+        log_score = special.logsumexp(log_probs, axis=0) - np.log(num)
+    probability = means.mean(axis=0)
+    valid = usable.all(axis=0) & np.isfinite(drawn).all(axis=0) & ~np.isnan(own)
+    valid &= ~np.isnan(log_score) & ~np.isnan(probability)
+    residual = (less - more) / num
+    return RecordScores(
+        np.where(valid, pit, 0.0),
+        np.where(valid, residual, 0.0),
+        np.where(valid, _variance(drawn), 0.0),
+        np.where(valid, probability, 0.0),
+        np.where(valid, log_score, 0.0),
+        valid,
+    )
+
+
+def _variance(drawn: np.ndarray) -> np.ndarray:
+    """Returns one less the probability that three outcomes are equal, from K drawn ones, [K, n]."""
+    num = len(drawn)
+    ordered = np.sort(drawn, axis=0)
+    # Of each outcome, the number of equal ones up to it: triples are counted at their last one.
+    place = np.arange(num)[:, None]
+    is_new = np.concatenate([np.ones([1, drawn.shape[1]], bool), ordered[1:] != ordered[:-1]])
+    first = np.maximum.accumulate(np.where(is_new, place, 0), axis=0)
+    before = place - first
+    triples = (before * (before - 1) / 2.0).sum(axis=0)
+    variance: np.ndarray = 1.0 - triples / (num * (num - 1) * (num - 2) / 6.0)
+    return variance
