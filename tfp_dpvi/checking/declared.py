@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
-from tfp_dpvi.bayes.predictive import as_graph, posterior_draws
+from tfp_dpvi.bayes.predictive import posterior_draws
 from tfp_dpvi.calibrated.scores import possible_values
 from tfp_dpvi.calibrated.twins import draw_apart
 from tfp_dpvi.checking.blocks import Block, sensitivity_of
@@ -151,11 +151,10 @@ def kind_of_outcome(
         drawn, _ = draw_apart(lambda: distribution.sample(seed=tf.constant([1, 2])), (), 2)
         return drawn, tf.cast(distribution.log_prob(drawn), tf.float64)
 
+    traced = function_of_model(of_draw)
+    by_draw = [tf.nest.map_structure(lambda part: part[s], draws) for s in range(_NUM_DRAWS)]  # noqa: B023
     try:
-        pairs = [
-            as_graph(functools.partial(of_draw, tf.nest.map_structure(lambda d: d[s], draws)))  # noqa: B023
-            for s in range(_NUM_DRAWS)
-        ]
+        pairs = [traced(draw) for draw in by_draw]
     except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
         raise ValueError(
             "check: the likelihood cannot be sampled, which its PIT values need: "
@@ -293,9 +292,7 @@ def _column(x: Structure, name: Any) -> np.ndarray:
     return array if array.ndim == 1 else array[:, name]
 
 
-def _range_of(
-    outcome: CheckedOutcome, score_range: Sequence[float] | None
-) -> tuple[float, float]:
+def _range_of(outcome: CheckedOutcome, score_range: Sequence[float] | None) -> tuple[float, float]:
     if score_range is None and outcome.is_discrete:
         return _DISCRETE_RANGE
     if score_range is None:

@@ -229,17 +229,13 @@ def _words_of_residuals(name: str, bins: Bins, z: np.ndarray) -> str:
 # ------------------------------------------------------------------ reliability
 
 
-def _reliability(
-    sums: np.ndarray, counts: np.ndarray, deviation: float, factor: float
-) -> Judged:
+def _reliability(sums: np.ndarray, counts: np.ndarray, deviation: float, factor: float) -> Judged:
     """Returns the test of the reliability curve: of wrong confidence, and of all bins."""
     size = len(CONFIDENCE)
     # The confidence contrast is released with less noise, which is undone here.
     weight = CONFIDENCE_WEIGHT
     residuals = sums - (1.0 - 1.0 / weight) * CONFIDENCE * (CONFIDENCE @ sums)
-    noise = deviation**2 * (
-        np.eye(size) - (1.0 - weight**-2.0) * np.outer(CONFIDENCE, CONFIDENCE)
-    )
+    noise = deviation**2 * (np.eye(size) - (1.0 - weight**-2.0) * np.outer(CONFIDENCE, CONFIDENCE))
     number = np.maximum(counts / COUNT_WEIGHT, 1.0)
     variance = noise + factor * np.diag(number * _largest_variance())
     confidence = float(CONFIDENCE @ residuals / np.sqrt(CONFIDENCE @ variance @ CONFIDENCE))

@@ -42,68 +42,77 @@ class RecordScores(NamedTuple):
     usable: np.ndarray
 
 
-def score_rows(
-    model: BayesianModel,
-    posterior: tfd.Distribution,
-    x: Structure,
-    y: np.ndarray,
-    *,
-    is_binary: bool,
-    key: np.ndarray,
-) -> RecordScores:
-    """Returns how rows lie among outcomes that the posterior predicts.
+class Predictor:
+    """Ranks outcomes among those that a posterior of one model predicts; traced once.
 
     Args:
       model: Prior and likelihood.
-      posterior: The posterior, a function of released values.
-      x: Inputs of n rows, arrays.
-      y: Their outcomes, shape [n].
       is_binary: Whether outcomes are 0 or 1.
-      key: Determines all random numbers, int64 [2].
-
-    #### Formal guarantee
-
-    Each entry depends on its own row, the posterior and random numbers that are independent of the
-    records, and on no other row.
     """
-    for_draws, for_outcomes, for_ties = (
-        part.numpy() for part in _random.split(tf.constant(key), 3)
-    )
-    draws = posterior_draws(posterior, NUM_DRAWS, tf.constant(_random.tfp_seed(for_draws)))
 
-    def predict(
-        draw: Structure, rows: Structure, outcome: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, ...]:
-        num = outcome.shape[0]
-        with without_assertions():
-            distribution = model.distribution_at(draw, rows)
-            drawn, usable = draw_apart(lambda: distribution.sample(seed=seed), rows, num)
-            log_prob = distribution.log_prob(as_event(outcome, distribution))
-            mean = mean_of(distribution) if is_binary else tf.zeros([num], log_prob.dtype)
-        parts = (drawn, log_prob, mean)
-        return *(tf.cast(part, tf.float64) for part in parts), tf.broadcast_to(usable, [num])
+    def __init__(self, model: BayesianModel, *, is_binary: bool) -> None:
+        def predict(
+            draw: Structure, rows: Structure, outcome: tf.Tensor, seed: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            num = outcome.shape[0]
+            with without_assertions():
+                distribution = model.distribution_at(draw, rows)
+                drawn, usable = draw_apart(lambda: distribution.sample(seed=seed), rows, num)
+                log_prob = distribution.log_prob(as_event(outcome, distribution))
+                mean = mean_of(distribution) if is_binary else tf.zeros([num], log_prob.dtype)
+            parts = [tf.cast(part, tf.float64) for part in (drawn, log_prob, mean)]
+            return (*parts, tf.broadcast_to(usable, [num]))
 
-    traced = function_of_model(predict)
-    by_draw = [tf.nest.map_structure(lambda part: part[s], draws) for s in range(NUM_DRAWS)]  # noqa: B023
-    num_rows = len(y)
-    size = min(num_rows, _AT_ONCE)
-    uniforms = np.random.default_rng(for_ties.view(np.uint64)).uniform(size=num_rows)
-    parts = []
-    for begin in range(0, num_rows, size):
-        # The last part is filled up, so that all have one shape.
-        places = np.minimum(np.arange(begin, begin + size), num_rows - 1)
-        inputs = tf.nest.map_structure(lambda part: tf.constant(np.asarray(part)[places]), x)  # noqa: B023
-        outcome = tf.constant(np.asarray(y)[places])
-        seeds = _random.fold_in(tf.constant(for_outcomes), begin * (NUM_DRAWS + 1))
-        found = [
-            traced(draw, inputs, outcome, _random.tfp_seed(_random.fold_in(seeds, number)))
-            for number, draw in enumerate(by_draw)
-        ]
-        stacked = [np.stack([each[place].numpy() for each in found]) for place in range(4)]
-        kept = min(size, num_rows - begin)
-        scores = _among(np.asarray(y)[places], *stacked, uniforms=uniforms[places])
-        parts.append(RecordScores(*(part[:kept] for part in scores)))
-    return RecordScores(*map(np.concatenate, zip(*parts, strict=True)))
+        self._predict = function_of_model(predict)
+
+    def __call__(
+        self, posterior: tfd.Distribution, x: Structure, y: np.ndarray, key: np.ndarray
+    ) -> RecordScores:
+        """Returns how rows lie among outcomes that the posterior predicts.
+
+        Args:
+          posterior: The posterior, a function of released values.
+          x: Inputs of n rows, arrays.
+          y: Their outcomes, shape [n].
+          key: Determines all random numbers, int64 [2].
+
+        #### Formal guarantee
+
+        Each entry depends on its own row, the posterior and random numbers that are independent of
+        the records, and on no other row.
+        """
+        for_draws, for_outcomes, for_ties = (
+            part.numpy() for part in _random.split(tf.constant(key), 3)
+        )
+        draws = posterior_draws(posterior, NUM_DRAWS, tf.constant(_random.tfp_seed(for_draws)))
+        uniforms = np.random.default_rng(for_ties.view(np.uint64)).uniform(size=len(y))
+        size = min(len(y), _AT_ONCE)
+        parts = []
+        for begin in range(0, len(y), size):
+            # The last part is filled up, so that all have one shape.
+            places = np.minimum(np.arange(begin, begin + size), len(y) - 1)
+            seeds = for_outcomes + np.array([begin * (NUM_DRAWS + 1), 0])
+            outcomes = np.asarray(y)[places]
+            predicted = self._predicted(draws, _rows_at(x, places), outcomes, seeds)
+            scores = _among(outcomes, *predicted, uniforms=uniforms[places])
+            parts.append([each[: len(y) - begin] for each in scores])
+        return RecordScores(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _predicted(
+        self, draws: Structure, x: Structure, y: np.ndarray, key: np.ndarray
+    ) -> list[np.ndarray]:
+        """Returns outcomes, log densities, means and whether they can be used, each [K, n]."""
+        outcome = tf.constant(y)
+        found = []
+        for number in range(NUM_DRAWS):
+            draw = tf.nest.map_structure(lambda part: part[number], draws)  # noqa: B023
+            seed = tf.constant(_random.tfp_seed(key + np.array([number, 0])))
+            found.append([part.numpy() for part in self._predict(draw, x, outcome, seed)])
+        return [np.stack(parts) for parts in zip(*found, strict=True)]
+
+
+def _rows_at(x: Structure, places: np.ndarray) -> Structure:
+    return tf.nest.map_structure(lambda part: tf.constant(np.asarray(part)[places]), x)
 
 
 def _among(

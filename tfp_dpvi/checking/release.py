@@ -9,10 +9,9 @@ from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf, tfd
-from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.checking.blocks import on_grid
 from tfp_dpvi.checking.declared import PROBABILITIES, Declared
-from tfp_dpvi.checking.outcomes import RecordScores, score_rows
+from tfp_dpvi.checking.outcomes import Predictor, RecordScores
 from tfp_dpvi.data import Units
 from tfp_dpvi.privacy import FullBatch, PersonUnit, PrivacyPlan, Sensitivity
 
@@ -46,7 +45,7 @@ class Subjects:
 
 
 def contributions(
-    model: BayesianModel,
+    predictor: Predictor,
     posterior: tfd.Distribution,
     declared: Declared,
     subjects: Subjects,
@@ -55,7 +54,7 @@ def contributions(
     """Returns what each record, or person, adds to the release: exact, hence *not private*.
 
     Args:
-      model: Prior and likelihood.
+      predictor: Of the model.
       posterior: The posterior of the fit.
       declared: What is checked.
       subjects: The records.
@@ -71,9 +70,7 @@ def contributions(
     are independent of the records. A person's row is the mean of those of the person's rows, whose
     bounds it keeps.
     """
-    y = np.asarray(subjects.y)
-    is_binary = declared.outcome.is_binary
-    scores = score_rows(model, posterior, subjects.x, y, is_binary=is_binary, key=key)
+    scores = predictor(posterior, subjects.x, np.asarray(subjects.y), key)
     parts = _parts(declared, scores)
     rows = np.concatenate(
         [
