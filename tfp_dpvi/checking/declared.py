@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,7 @@ PROBABILITIES = (0.02, 0.1, 0.5, 0.9, 0.98)
 # The contrast of wrong confidence: outcomes 1 too often where they are improbable, and so on.
 CONFIDENCE = np.array([1.0, 1.0, -1.0, 1.0, -1.0, -1.0]) / math.sqrt(6.0)
 # It is released with so many times less noise than the rest of the curve.
-CONFIDENCE_WEIGHT = 3.0
+CONFIDENCE_WEIGHT = 4.0
 # Of counts and variances, and of the mean log score, over residuals: they need less precision.
 COUNT_WEIGHT = 0.2
 SCORE_WEIGHT = 0.3
@@ -99,7 +100,7 @@ class Bins:
                 f"{list(values.shape)} of dtype {check.dtype_name(values.dtype)}."
             )
         shown = [f"{edge:.4g}" for edge in ends]
-        between = [f"{low} to {high}" for low, high in zip(shown, shown[1:], strict=False)]
+        between = [f"{low} to {high}" for low, high in itertools.pairwise(shown)]
         labels = [f"below {shown[0]}", *between, f"from {shown[-1]}"]
         return cls(labels, np.searchsorted(ends, values, side="right"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,6 +27,8 @@ from tfp_dpvi.checking.result import CheckTest, MeanScore, PrivateChecks, Profil
 _ORDERS = 4
 # Beyond it the fit's noise hides all but gross faults.
 _MUCH_NOISE = 4.0
+# Probabilities near 0 less those near 1.
+_ENDS = np.array([1.0, 1.0, 0.0, 0.0, -1.0, -1.0])
 # A contrast counts as the reason of a test that failed from so many deviations on.
 _CLEAR = 2.0
 
@@ -135,7 +138,7 @@ def _histogram(
     z = smooth_contrasts(NUM_PIT) @ sums / np.sqrt(variance)
     p_value = float(stats.chi2.sf(z @ z, len(z)))
     edges = np.arange(NUM_PIT + 1) / NUM_PIT
-    labels = [f"{low:.1f}-{high:.1f}" for low, high in zip(edges, edges[1:], strict=False)]
+    labels = [f"{low:.1f}-{high:.1f}" for low, high in itertools.pairwise(edges)]
     spread = np.full(NUM_PIT, np.sqrt(variance * (1.0 - 1.0 / NUM_PIT)) / expected)
     profile = Profile("PIT", labels, sums / expected, spread)
     return Judged("PIT values", p_value, _words_of_histogram(z, outcome), profile)
@@ -160,33 +163,29 @@ def _words_of_histogram(z: np.ndarray, outcome: CheckedOutcome) -> str:
     location, spread, skewness, tails = z
     largest = int(np.argmax(np.abs(z)))
     what = "counts" if outcome.is_discrete else "outcomes"
-    if tails > _CLEAR and largest == 3 or (tails > _CLEAR and spread < 0.0):
-        return f"the tails of {what} are heavier than the model says: {_HEAVIER[what]}"
-    if spread > _CLEAR and spread >= abs(z[2:]).max():
-        return f"{what} vary more than the model says: {_WIDER[what]}"
+    if tails > _CLEAR and (largest == 3 or spread < 0.0):
+        return f"the tails of {what} are heavier than the model says: {_better(outcome)}"
+    if spread > _CLEAR and spread >= np.abs(z[2:]).max():
+        return f"{what} vary more than the model says: {_better(outcome)}"
     if spread < -_CLEAR and largest == 1:
         return f"{what} vary less than the model says: a family with less spread, or other terms"
     if largest == 2:
         side = "right" if skewness < 0.0 else "left"
-        return f"{what} are more skewed to the {side} than the model says: {_SKEWED[what]}"
+        better = "try another family" if outcome.is_discrete else "model the logarithm"
+        return f"{what} are more skewed to the {side} than the model says: {better}"
     if largest == 0:
         side = "higher" if location > 0.0 else "lower"
         return f"{what} are {side} than the model says: the fit has not settled, or add terms"
     return f"{what} have another shape than the model says: try another family, or more terms"
 
 
-_WIDER = {
-    "counts": "try negative binomial",
-    "outcomes": "try a scale that depends on x, StudentT, or more terms",
-}
-_HEAVIER = {
-    "counts": "try negative binomial, or more terms",
-    "outcomes": "try StudentT",
-}
-_SKEWED = {
-    "counts": "try negative binomial, or a model of zeros apart from the rest",
-    "outcomes": "model the logarithm, or try another family",
-}
+def _better(outcome: CheckedOutcome) -> str:
+    """Returns what allows for more spread or heavier tails, and is not the model's own family."""
+    if outcome.is_discrete:
+        own = "NegativeBinomial" in outcome.name
+        return "add terms, or model zeros apart" if own else "try negative binomial"
+    own = "StudentT" in outcome.name
+    return "add terms" if own else "try StudentT, or a scale that depends on x"
 
 
 # ------------------------------------------------------------------ residuals by bins
@@ -239,14 +238,16 @@ def _reliability(sums: np.ndarray, counts: np.ndarray, deviation: float, factor:
     number = np.maximum(counts / COUNT_WEIGHT, 1.0)
     variance = noise + factor * np.diag(number * _largest_variance())
     confidence = float(CONFIDENCE @ residuals / np.sqrt(CONFIDENCE @ variance @ CONFIDENCE))
-    whole = float(stats.chi2.sf(residuals @ np.linalg.solve(variance, residuals), size))
-    p_value = min(1.0, 2.0 * min(whole, 2.0 * float(stats.norm.sf(abs(confidence)))))
+    whole = float(residuals @ np.linalg.solve(variance, residuals))
+    p_values = stats.chi2.sf(whole, size), 2.0 * stats.norm.sf(abs(confidence))
+    p_value = min(1.0, 2.0 * float(min(p_values)))
     edges = [0.0, *PROBABILITIES, 1.0]
-    labels = [f"{low:g} to {high:g}" for low, high in zip(edges, edges[1:], strict=False)]
+    labels = [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
     spread = np.sqrt(np.diag(variance))
     profile = Profile("reliability", labels, residuals / number, spread / number)
     z = residuals / spread
-    return Judged("reliability", p_value, _words_of_reliability(confidence, z, labels), profile)
+    ends = _ENDS @ residuals / np.sqrt(_ENDS @ variance @ _ENDS)
+    return Judged("reliability", p_value, _words_of_reliability(float(ends), z, labels), profile)
 
 
 def _largest_variance() -> np.ndarray:
@@ -257,13 +258,13 @@ def _largest_variance() -> np.ndarray:
     return variance
 
 
-def _words_of_reliability(confidence: float, z: np.ndarray, labels: Sequence[str]) -> str:
-    if confidence > _CLEAR:
+def _words_of_reliability(ends: float, z: np.ndarray, labels: Sequence[str]) -> str:
+    if ends > _CLEAR:
         return (
             "predicted probabilities are too near to 0 and 1: outcomes may be mislabelled, or "
             "effects level off; add terms, or ask how labels were made"
         )
-    if confidence < -_CLEAR:
+    if ends < -_CLEAR:
         return "predicted probabilities are too near to a half: add terms, such as interactions"
     largest = int(np.argmax(np.abs(z)))
     side = "more" if z[largest] > 0.0 else "less"

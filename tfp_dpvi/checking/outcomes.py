@@ -42,6 +42,16 @@ class RecordScores(NamedTuple):
     usable: np.ndarray
 
 
+def draws_of(posterior: tfd.Distribution, seed: int | None) -> Structure:
+    """Returns the draws from a posterior at which outcomes are predicted.
+
+    Args:
+      posterior: The posterior, a function of released values.
+      seed: Makes them repeatable; None for fresh ones.
+    """
+    return posterior_draws(posterior, NUM_DRAWS, seed)
+
+
 class Predictor:
     """Ranks outcomes among those that a posterior of one model predicts; traced once.
 
@@ -66,12 +76,12 @@ class Predictor:
         self._predict = function_of_model(predict)
 
     def __call__(
-        self, posterior: tfd.Distribution, x: Structure, y: np.ndarray, key: np.ndarray
+        self, draws: Structure, x: Structure, y: np.ndarray, key: np.ndarray
     ) -> RecordScores:
         """Returns how rows lie among outcomes that the posterior predicts.
 
         Args:
-          posterior: The posterior, a function of released values.
+          draws: Draws from the posterior, of `draws_of`.
           x: Inputs of n rows, arrays.
           y: Their outcomes, shape [n].
           key: Determines all random numbers, int64 [2].
@@ -81,10 +91,7 @@ class Predictor:
         Each entry depends on its own row, the posterior and random numbers that are independent of
         the records, and on no other row.
         """
-        for_draws, for_outcomes, for_ties = (
-            part.numpy() for part in _random.split(tf.constant(key), 3)
-        )
-        draws = posterior_draws(posterior, NUM_DRAWS, tf.constant(_random.tfp_seed(for_draws)))
+        for_outcomes, for_ties = (part.numpy() for part in _random.split(tf.constant(key), 2))
         uniforms = np.random.default_rng(for_ties.view(np.uint64)).uniform(size=len(y))
         size = min(len(y), _AT_ONCE)
         parts = []

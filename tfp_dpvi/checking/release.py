@@ -8,7 +8,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, tf, tfd
+from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.checking.blocks import on_grid
 from tfp_dpvi.checking.declared import PROBABILITIES, Declared
 from tfp_dpvi.checking.outcomes import Predictor, RecordScores
@@ -46,7 +46,7 @@ class Subjects:
 
 def contributions(
     predictor: Predictor,
-    posterior: tfd.Distribution,
+    draws: Structure,
     declared: Declared,
     subjects: Subjects,
     key: np.ndarray,
@@ -55,7 +55,7 @@ def contributions(
 
     Args:
       predictor: Of the model.
-      posterior: The posterior of the fit.
+      draws: Draws from the posterior of the fit, of `draws_of`.
       declared: What is checked.
       subjects: The records.
       key: Determines all random numbers, int64 [2].
@@ -70,7 +70,7 @@ def contributions(
     are independent of the records. A person's row is the mean of those of the person's rows, whose
     bounds it keeps.
     """
-    scores = predictor(posterior, subjects.x, np.asarray(subjects.y), key)
+    scores = predictor(draws, subjects.x, np.asarray(subjects.y), key)
     parts = _parts(declared, scores)
     rows = np.concatenate(
         [

@@ -18,7 +18,7 @@ from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.checking.declared import Declared, declare, kind_of_outcome
 from tfp_dpvi.checking.judge import judge
 from tfp_dpvi.checking.null import Estimate, variance_factor
-from tfp_dpvi.checking.outcomes import Predictor
+from tfp_dpvi.checking.outcomes import Predictor, draws_of
 from tfp_dpvi.checking.release import Release, Subjects, contributions
 from tfp_dpvi.checking.result import PrivateChecks
 from tfp_dpvi.data import make_records, make_units
@@ -197,7 +197,8 @@ def contributions_to(
     declared = planned.settings.declared(model.bayesian_model, model.posterior, planned.subjects)
     key = _random.new_key(None if seed is None else seed + 1)
     predictor = Predictor(model.bayesian_model, is_binary=declared.outcome.is_binary)
-    rows = contributions(predictor, model.posterior, declared, planned.subjects, key)
+    draws = draws_of(model.posterior, seed)
+    rows = contributions(predictor, draws, declared, planned.subjects, key)
     return declared, rows
 
 
