@@ -1,7 +1,7 @@
 """Audits of a model's own private step.
 
-`replay` measures its sensitivity (`replay_check` that of its checks), `lower_bound` bounds its epsilon from below by canaries, and
-`randomness` tests its noise and its samples.
+`replay` measures its sensitivity and `replay_check` that of its checks, `lower_bound` bounds its
+epsilon from below by canaries, and `randomness` tests its noise and its samples.
 """
 
 from tfp_dpvi.audit.bounds import Errors, Guesses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.audit.canaries import convert_rows
 from tfp_dpvi.audit.observed import Setting
 from tfp_dpvi.audit.replayed import EXTREMES, Measured, Replay, with_row
-from tfp_dpvi.checking.declared import Declared, declare
+from tfp_dpvi.checking.declared import Columns, Declared, declare
 from tfp_dpvi.checking.outcomes import Predictor, draws_of
 from tfp_dpvi.checking.release import Subjects, contributions
 from tfp_dpvi.models import DPVI
@@ -27,7 +26,7 @@ def replay_check(
     x: Structure,
     y: Structure,
     *,
-    columns: Mapping[Any, Any] | None = None,
+    columns: Columns | None = None,
     neighbours: dict[str, Structure] | None = None,
     at: tuple[int, ...] | None = None,
     seed: int | None = None,
@@ -85,7 +84,7 @@ def replay_check(
         without = np.delete(full, unit, axis=0).sum(axis=0)
         largest.take(full.sum(axis=0) - without, presence=True, pair=(place, -1))
         for row in range(len(rows["y"])):
-            swapped = rows_of(with_row(records, rows, place, row))
+            swapped = rows_of(dict(with_row(records, rows, place, row)))
             largest.take(swapped.sum(axis=0) - without, presence=True, pair=(place, row))
             difference = swapped.sum(axis=0) - full.sum(axis=0)
             largest.take(difference, presence=False, pair=(place, row))

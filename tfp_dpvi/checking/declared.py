@@ -1,4 +1,4 @@
-"""What is checked: all of it public and known before anything is spent."""
+"""The public description of a check, which is complete before anything is charged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from tfp_dpvi.calibrated.twins import draw_apart
 from tfp_dpvi.checking.blocks import Block, sensitivity_of
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.privacy import Sensitivity
+
+Columns: TypeAlias = Mapping[Any, Any]
+"""Edges of bins by the keys of columns, or `Bins`; see `DPVI.check`."""
 
 NUM_PIT = 10
 """Bins of the histogram of PIT values."""
@@ -107,7 +110,7 @@ class Bins:
 
 @dataclasses.dataclass(frozen=True)
 class CheckedOutcome:
-    """What is public about an outcome.
+    """The public facts about an outcome.
 
     Attributes:
       is_binary: Whether it is 0 or 1, with a probability that a reliability curve judges.
@@ -135,11 +138,6 @@ def kind_of_outcome(
     Raises:
       ValueError: Outcomes are no single numbers, or nothing can be sampled.
     """
-    if model.generative:
-        raise ValueError(
-            "check: this model generates whole records, and checks are of outcomes y given x: "
-            "compare margins of sample_predictive with public ones."
-        )
     zeros = zeros_like(x, 2)
     draws = posterior_draws(posterior, _NUM_DRAWS, 0)
     facts: dict[str, Any] = {}
@@ -153,9 +151,11 @@ def kind_of_outcome(
         return drawn, tf.cast(distribution.log_prob(drawn), tf.float64)
 
     traced = function_of_model(of_draw)
-    by_draw = [tf.nest.map_structure(lambda part: part[s], draws) for s in range(_NUM_DRAWS)]  # noqa: B023
     try:
-        pairs = [traced(draw) for draw in by_draw]
+        pairs = [
+            traced(tf.nest.map_structure(lambda part: part[number], draws))  # noqa: B023
+            for number in range(_NUM_DRAWS)
+        ]
     except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
         raise ValueError(
             "check: the likelihood cannot be sampled, which its PIT values need: "
@@ -175,7 +175,7 @@ def kind_of_outcome(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Declared:
-    """What one release checks, and the sums that it consists of.
+    """The public description of one release of checks, and the sums that it consists of.
 
     Attributes:
       outcome: The kind of outcome.
@@ -203,7 +203,7 @@ class Declared:
 
     @property
     def sensitivity(self) -> Sensitivity:
-        """How far a record moves the release, in the l2 norm."""
+        """The l2 sensitivity of the release to a record."""
         return sensitivity_of(self.blocks)
 
     @property
@@ -235,7 +235,7 @@ def _counts(name: str, num: int) -> Block:
 def declare(
     outcome: CheckedOutcome,
     x: Structure,
-    columns: Mapping[Any, Any] | None,
+    columns: Columns | None,
     score_range: Sequence[float] | None,
     level: float,
 ) -> Declared:
@@ -249,7 +249,7 @@ def declare(
       level: The level of all tests together.
 
     Raises:
-      ValueError, TypeError: An argument is none of these; nothing was spent.
+      ValueError, TypeError: An argument is none of these.
     """
     num_rows = len(tf.nest.flatten(x)[0])
     bins = {}
@@ -266,7 +266,7 @@ def declare(
     return Declared(outcome, bins, _range_of(outcome, score_range), chosen)
 
 
-def _mapping(columns: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def _mapping(columns: Columns) -> Columns:
     if not isinstance(columns, Mapping):
         raise TypeError(
             f"columns={check.shown(columns)} must be a dict of columns and the edges of their "

@@ -160,7 +160,8 @@ def smooth_contrasts(num: int) -> np.ndarray:
 
 
 def _words_of_histogram(z: np.ndarray, outcome: CheckedOutcome) -> str:
-    location, spread, skewness, tails = z
+    location, spread = z[:2]
+    skewness, tails = z[2:]
     largest = int(np.argmax(np.abs(z)))
     what = "counts" if outcome.is_discrete else "outcomes"
     if tails > _CLEAR and (largest == 3 or spread < 0.0):
@@ -217,8 +218,8 @@ def _words_of_residuals(name: str, bins: Bins, z: np.ndarray) -> str:
         return f"{start}: add {name} to the model, or an interaction"
     middles = np.linspace(-1.0, 1.0, len(z))
     basis = np.linalg.qr(np.vander(middles, 3, increasing=True))[0]
-    level, slope, bow = np.abs(basis.T @ z)
-    if bow > max(level, slope):
+    level, slope = np.abs(basis.T @ z)[:2]
+    if np.abs(basis[:, 2] @ z) > max(level, slope):
         return f"{start}, and the effect of {name} is bent: add its square or a spline"
     if slope > level:
         return f"{start}, with a trend: add {name} to the model, or an interaction"

@@ -1,4 +1,4 @@
-"""How much released sums vary if the model is right, whatever the private inputs are.
+"""A bound on how much released sums vary if the model is right, whatever the private inputs are.
 
 Let v be a record's contribution, of mean zero under the model at every parameter, and s its score.
 Fitted to the same records, the sum T of v at the estimate is, to first order, that of the part of v
@@ -21,14 +21,14 @@ _LEAST = 1e-12
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a fit released of its own precision.
+    """The precision of an estimate, as the fit released it.
 
     ```python
     >>> public = Estimate(np.array([[0.0, 1.0, 0.0]]), np.array([0.01]), np.array([1e6]))
     >>> variance_factor(public, same_records=True)
     1.0
-    >>> variance_factor(public, same_records=False)
-    2.0
+    >>> variance_factor(public, same_records=False, records_ratio=0.5)
+    1.5
 
     ```
 
@@ -58,11 +58,12 @@ def variance_factor(
     """
     if estimate is None:
         return 1.0 if same_records else 1.0 + records_ratio
-    noise, data, prior = estimate.shares.T
-    kept = np.clip(prior * estimate.variance / np.maximum(estimate.prior_variance, _LEAST), 0, 1)
+    prior = estimate.shares[:, 2]
+    kept = prior * estimate.variance / np.maximum(estimate.prior_variance, _LEAST)
+    kept = np.clip(kept, 0.0, 1.0)
     # 1 for a parameter that the records alone determine, 0 for one that the prior does.
     gain = np.square(1.0 - np.sqrt(kept))
-    share = np.maximum(data, _LEAST)
+    data = np.maximum(estimate.shares[:, 1], _LEAST)
     if same_records:
-        return float(max(1.0, np.max(kept + gain * (noise + prior) / share)))
-    return float(1.0 + records_ratio * np.max(gain / share))
+        return float(max(1.0, np.max(kept + gain * (estimate.shares[:, 0] + prior) / data)))
+    return float(1.0 + records_ratio * np.max(gain / data))

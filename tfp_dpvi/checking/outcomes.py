@@ -1,4 +1,4 @@
-"""Where each record's outcome lies among outcomes that the fitted model predicts for it."""
+"""Ranks of each record's outcome among outcomes that the fitted model predicts for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 2**15
 
 
 class RecordScores(NamedTuple):
-    """How rows lie among predicted outcomes: exact, hence *not private*. All of shape [n].
+    """Scores of rows among predicted outcomes: exact, hence *not private*. All of shape [n].
 
     Attributes:
       pit: The randomised rank of the outcome in [0, 1), uniform if the model is right.

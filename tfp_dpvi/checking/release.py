@@ -13,7 +13,8 @@ from tfp_dpvi.checking.blocks import on_grid
 from tfp_dpvi.checking.declared import PROBABILITIES, Declared
 from tfp_dpvi.checking.outcomes import Predictor, RecordScores
 from tfp_dpvi.data import Units
-from tfp_dpvi.privacy import FullBatch, PersonUnit, PrivacyPlan, Sensitivity
+from tfp_dpvi.privacy import PersonUnit, PrivacyPlan, Sensitivity
+from tfp_dpvi.privacy.plan import plan_counts
 
 # Numbers of the random keys of a seeded check; the noise has a key of its own.
 _NOISE = 1
@@ -146,20 +147,20 @@ class Release:
         release of a sum of full batch, of the sensitivity that `declared` states.
         """
         stated = declared.sensitivity
-        plan = PrivacyPlan.calibrate(
-            epsilon=epsilon,
-            delta=delta,
-            sampling=FullBatch(),
-            num_releases=1,
+        (plan,) = plan_counts(
+            [(declared.purpose, stated.add_or_remove, 1.0)],
+            noise=1.0,
             neighboring_relation=relation,
-            sensitivity=Sensitivity(1.0, stated.replace / stated.add_or_remove),
             accountant=accountant,
-            l2_norm_clip=stated.add_or_remove,
             num_records=num_records,
-            purpose=declared.purpose,
+        )
+        plan = plan.replace(
+            # Not that of counts, which add no negative numbers.
+            sensitivity=Sensitivity(1.0, stated.replace / stated.add_or_remove),
             randomness="secure" if seed is None else "",
             person=person,
         )
+        plan = plan.calibrated(epsilon, delta)
         return cls(plan, seed)
 
     def add_noise(self, rows: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The released checks: numbers with their noise, tests of a stated level, and a verdict in words."""
+"""The released checks: numbers with their noise, tests of a stated level, a verdict in words."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class PrivateChecks:
 
     @property
     def verdict(self) -> list[str]:
-        """What is wrong, and what to try: a sentence for each test that failed."""
+        """Sentences on what is wrong and what to try, one for each test that failed."""
         return [test.words for test in self.tests if test.failed]
 
     def __str__(self) -> str:

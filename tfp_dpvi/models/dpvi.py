@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +31,15 @@ from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
-from tfp_dpvi.checking import CheckTable, PrivateChecks, free_rows, private_rows
+from tfp_dpvi.checking.declared import Columns
+from tfp_dpvi.checking.free import CheckTable, free_rows, private_rows
+from tfp_dpvi.checking.result import PrivateChecks
 from tfp_dpvi.data import Records, make_records, make_units
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.models import arguments, base, checking, exporting
-from tfp_dpvi.models.checking import CheckSettings, PlannedCheck
+from tfp_dpvi.models.checking import CheckSettings
 from tfp_dpvi.optimizers import ScoringOptimizer, largest_move
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training import Mechanism
@@ -227,7 +228,7 @@ class DPVI(base.DPModel):
         steps_per_epoch: int | None = None,
         num_records: int | None = None,
         checks: float | None = None,
-        check_columns: Mapping[Any, Any] | None = None,
+        check_columns: Columns | None = None,
         **settings: Any,
     ) -> Any:
         """Trains on private records, see `DPModel.fit`.
@@ -248,9 +249,9 @@ class DPVI(base.DPModel):
           epochs: As for `DPModel.fit`.
           steps_per_epoch: As for `DPModel.fit`.
           num_records: As for `DPModel.fit`.
-          checks: The share of the epsilon of `compile` for a private check of the fitted model, such
-            as 0.1: it is charged before the fit, which takes what is left, and `private_checks` has
-            the result. None for no check.
+          checks: The share of the epsilon of `compile` for a private check of the fitted model,
+            such as 0.1: it is charged before the fit, which takes what is left, and
+            `private_checks` has the result. None for no check.
           check_columns: With `checks`, the `columns` of `check`.
           **settings: Other arguments of `DPModel.fit`.
 
@@ -275,8 +276,11 @@ class DPVI(base.DPModel):
             batch_size = num_records or _ALL
             steps_per_epoch = NUM_STEPS
         self._public_inputs = self._public_persons(public_inputs, public_unit_ids, settings)
-        planned = self._check_within_fit(x, y, checks, check_columns, num_records, settings)
-        with self._reserved_check(planned) as finish:
+        planned = checking.plan_within_fit(
+            self, x, y, checks, check_columns, num_records, settings, self.key_seed
+        )
+        self._private_checks = None
+        with checking.charged(self, planned) as release:
             history = super().fit(
                 x,
                 y,
@@ -286,81 +290,9 @@ class DPVI(base.DPModel):
                 num_records=num_records,
                 **settings,
             )
-            finish()
+            self._private_checks = release(self._calibrated())
         self._warn_of_slow_convergence(history.history.get("loss", []))
         return history
-
-    def _check_within_fit(
-        self,
-        x: Structure,
-        y: Structure | None,
-        share: float | None,
-        columns: Mapping[Any, Any] | None,
-        num_records: int | None,
-        settings: dict[str, Any],
-    ) -> PlannedCheck | None:
-        """Returns the check of a fit for a share of its budget, or None; nothing is spent."""
-        if share is None:
-            if columns is not None:
-                raise ValueError("check_columns needs checks, the share of epsilon for them.")
-            return None
-        part = check.probability("checks", share)
-        target = self._dp.compiled_for("DPVI.fit").target
-        if part == 1.0 or target.epsilon is None:
-            raise ValueError(
-                f"checks={check.shown(share)} is a share, below 1, of the epsilon of compile: pass "
-                "compile(epsilon=, delta=) and checks=0.1, or call check after the fit."
-            )
-        if settings.get("sample_weight") is not None:
-            raise ValueError(
-                "checks with sample_weight: predictions are of records, not of weighted ones. "
-                "Leave one of them out."
-            )
-        backups = tf.nest.flatten(settings.get("callbacks") or [])
-        if any(isinstance(each, PrivateBackupAndRestore) for each in backups):
-            raise ValueError(
-                "checks with PrivateBackupAndRestore: a resumed fit would pay again. Call check "
-                "after the fit."
-            )
-        names = ("unit_ids", "max_rows_per_unit", "rows_beyond", "validate")
-        given = {name: settings[name] for name in names if name in settings}
-        seed = self._dp.seed
-        return checking.plan_check(
-            self,
-            CheckSettings(columns),
-            checking.subjects_of(self, x, y, seed=seed, **given),
-            posterior=self.prior,
-            epsilon=part * target.epsilon,
-            delta=target.delta,
-            ledger=None,
-            num_records=num_records,
-            seed=seed,
-        )
-
-    @contextlib.contextmanager
-    def _reserved_check(self, planned: PlannedCheck | None) -> Iterator[Callable[[], None]]:
-        """Charges a check ahead of a fit; its noise is drawn when the fit has ended."""
-        self._private_checks = None
-        if planned is None:
-            yield lambda: None
-            return
-        assert self._dp.target is not None
-        reservation = planned.reserve(self._dp.target.budgets)
-        is_open = [True]
-
-        def finish() -> None:
-            declared, rows = checking.contributions_to(self, planned, self._dp.seed)
-            is_open.clear()
-            self._private_checks = checking.release_check(
-                self, planned, reservation, declared, rows, self._calibrated()
-            )
-
-        try:
-            yield finish
-        finally:
-            if is_open:
-                # No noise was drawn.
-                planned.ledger.confirm(reservation, 0)
 
     def check(
         self,
@@ -368,7 +300,7 @@ class DPVI(base.DPModel):
         y: Structure,
         *,
         epsilon: float,
-        columns: Mapping[Any, Any] | None = None,
+        columns: Columns | None = None,
         score_range: Sequence[float] | None = None,
         level: float = 0.05,
         delta: float | None = None,
@@ -390,7 +322,7 @@ class DPVI(base.DPModel):
           x: The private records of the fit, as arrays; or others of their own `ledger`.
           y: Their outcomes, one number a record, shape [N].
           epsilon: The cost of this release alone, which the ledger adds to the others.
-          columns: Columns of x and the public edges of their bins, `{"age": [30, 50, 70]}`: by the
+          columns: Columns of x and the public edges of bins, `{"age": [30, 50, 70]}`: by the
             key of a dict, or the number of a column of an array. Each makes all noise larger:
             declare one or two. Other columns as `dpvi.checking.Bins`.
           score_range: The public range, in nats, that log scores are clipped to: by default (-10,
@@ -422,25 +354,18 @@ class DPVI(base.DPModel):
         ahead (contract 6). A contribution depends on released values, public arguments and its own
         record (or person) alone.
         """
-        target = self._dp.compiled_for("DPVI.check").target
-        self._dp.refuse_while_fitting("DPVI.check")
-        account, seed = self.privacy_account, self._dp.seed
-        if account.inputs is None or account.num_records is None:
-            raise RuntimeError("DPVI.check was called before fit, which it checks: call fit first.")
+        checking.refuse_before_fit(self)
         subjects = checking.subjects_of(
             self,
             x,
             y,
-            seed=seed,
+            seed=self.key_seed,
             unit_ids=unit_ids,
             max_rows_per_unit=max_rows_per_unit,
             rows_beyond=rows_beyond,
             validate=validate,
         )
-        self._check_like(x, subjects.x, "x")
-        is_own = ledger is None or checking.is_same_ledger(ledger, self.privacy_ledger)
-        if num_records is None and is_own and account.num_records_declared:
-            num_records = account.num_records
+        self.as_inputs(tf.nest.map_structure(lambda part: part[:1], subjects.x))
         planned = checking.plan_check(
             self,
             CheckSettings(columns, score_range, level),
@@ -450,15 +375,12 @@ class DPVI(base.DPModel):
             delta=delta,
             ledger=ledger,
             num_records=num_records,
-            seed=seed,
+            seed=self.key_seed,
         )
-        declared, rows = checking.contributions_to(self, planned, seed)
-        reservation = planned.reserve()
-        self._private_checks = checking.release_check(
-            self, planned, reservation, declared, rows, self._calibrated()
-        )
-        if is_own:
-            checking.warn_of_total(self.privacy_ledger, target.epsilon, target.delta)
+        with checking.charged(self, planned) as release:
+            self._private_checks = release(self._calibrated())
+        checking.warn_of_total(self, planned.ledger)
+        assert self._private_checks is not None
         return self._private_checks
 
     @property
@@ -467,7 +389,7 @@ class DPVI(base.DPModel):
         return self._private_checks
 
     def check_table(self) -> CheckTable:
-        """Returns all checks in one table: those of values that were released anyway, and `check`'s.
+        """Returns all checks in one table, those of released values before those of `check`.
 
         It costs no privacy.
         """

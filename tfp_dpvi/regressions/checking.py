@@ -1,4 +1,4 @@
-"""What private checks of a regression need: outcomes as the model has them, and bins of columns."""
+"""Outcomes of a regression as its model has them, and bins of columns for its checks."""
 
 from __future__ import annotations
 

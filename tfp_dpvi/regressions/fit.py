@@ -181,9 +181,8 @@ def regression(
     if persons:
         persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
-        model.fit(
-            x, y, public_inputs=public, num_records=num_records, verbose=0, **checked, **persons
-        )
+        given = {"num_records": num_records, "verbose": 0, **checked, **persons}
+        model.fit(x, y, public_inputs=public, **given)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
