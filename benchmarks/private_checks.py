@@ -153,7 +153,7 @@ def check(cell, num, seed):
         release = Release(plan, seed * NUM_NOISES + number)
         result = judge(
             declared,
-            release.add_noise(rows),
+            release.noisy_sum(rows),
             deviation=release.plan.deviation,
             factor=factor,
             num_records=num,

@@ -8,7 +8,8 @@ import pytest
 import tfp_dpvi as dpvi
 from tfp_dpvi import audit
 from tfp_dpvi._tf import tf, tfd
-from tfp_dpvi.checking import blocks, declared, outcomes, release
+from tfp_dpvi.checking import blocks as blocks_lib
+from tfp_dpvi.checking import declared, outcomes, release
 
 NUM = 12
 X = np.stack([np.ones(NUM), np.linspace(-1.0, 1.0, NUM)], axis=1).astype("float32")
@@ -38,7 +39,8 @@ def test_a_clean_check_holds_and_attains_its_statement(family):
 
 
 def test_persons_are_removed_whole():
-    result = replayed(unit_ids=np.arange(NUM) // 3, max_rows_per_unit=2)
+    persons = {"unit_ids": np.arange(NUM) // 3, "max_rows_per_unit": 2}
+    result = replayed(neighbours=NEIGHBOURS, **persons)
     assert result.holds, result
 
 
@@ -60,14 +62,16 @@ def unclipped(self, codes, values):
     return self.matrix.T[np.clip(codes, 0, self.matrix.shape[1] - 1)] * (3.0 * values[:, None])
 
 
-GENUINE, CONTRIBUTION = release.contributions, blocks.Block.contribution
+GENUINE, CONTRIBUTION = release.contributions, blocks_lib.Block.contribution
 FAULTS = {
     "half the sensitivity": lambda: mock.patch.object(
-        declared, "sensitivity_of", lambda all_: dpvi.privacy.Sensitivity(0.5, 0.9)
+        declared, "sensitivity_of", return_value=dpvi.privacy.Sensitivity(0.5, 0.9)
     ),
-    "values are not bounded": lambda: mock.patch.object(blocks.Block, "contribution", unclipped),
+    "values are not bounded": lambda: mock.patch.object(
+        blocks_lib.Block, "contribution", unclipped
+    ),
     "a record changes the others": lambda: mock.patch.object(
-        blocks.Block, "contribution", scaled_by_others
+        blocks_lib.Block, "contribution", scaled_by_others
     ),
     "ranks among the records": lambda: mock.patch.object(
         outcomes,

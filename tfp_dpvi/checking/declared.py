@@ -192,7 +192,8 @@ class Declared:
     @functools.cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The sums of the release, in order."""
-        blocks = [_reliability(), _counts("records", len(CONFIDENCE))]
+        size = len(CONFIDENCE)
+        blocks = [_reliability(), _counts("records", size), _counts("variances", size)]
         if not self.outcome.is_binary:
             blocks = [Block("pit", np.eye(NUM_PIT) - 1.0 / NUM_PIT, signed=False)]
         for name, bins in self.columns.items():

@@ -76,7 +76,7 @@ def judge(
     sums = iter(_split(declared, released))
     outcome = declared.outcome
     if outcome.is_binary:
-        found = [_reliability(next(sums), next(sums), deviation, factor)]
+        found = [_reliability(next(sums), next(sums), next(sums), deviation, factor)]
     else:
         found = [_histogram(next(sums), num_records, deviation, factor, outcome)]
     for name, bins in declared.columns.items():
@@ -229,7 +229,13 @@ def _words_of_residuals(name: str, bins: Bins, z: np.ndarray) -> str:
 # ------------------------------------------------------------------ reliability
 
 
-def _reliability(sums: np.ndarray, counts: np.ndarray, deviation: float, factor: float) -> Judged:
+def _reliability(
+    sums: np.ndarray,
+    counts: np.ndarray,
+    variances: np.ndarray,
+    deviation: float,
+    factor: float,
+) -> Judged:
     """Returns the test of the reliability curve: of wrong confidence, and of all bins."""
     size = len(CONFIDENCE)
     # The confidence contrast is released with less noise, which is undone here.
@@ -237,7 +243,10 @@ def _reliability(sums: np.ndarray, counts: np.ndarray, deviation: float, factor:
     residuals = sums - (1.0 - 1.0 / weight) * CONFIDENCE * (CONFIDENCE @ sums)
     noise = deviation**2 * (np.eye(size) - (1.0 - weight**-2.0) * np.outer(CONFIDENCE, CONFIDENCE))
     number = np.maximum(counts / COUNT_WEIGHT, 1.0)
-    variance = noise + factor * np.diag(number * _largest_variance())
+    # Outcomes are 0 or 1: a bin's probabilities bound their variance too.
+    most = number * _largest_variance()
+    of_records = np.clip(variances / COUNT_WEIGHT / 3.0, 1.0 / 3.0, np.maximum(most, 1.0))
+    variance = noise + factor * np.diag(of_records)
     confidence = float(CONFIDENCE @ residuals / np.sqrt(CONFIDENCE @ variance @ CONFIDENCE))
     whole = float(residuals @ np.linalg.solve(variance, residuals))
     p_values = stats.chi2.sf(whole, size), 2.0 * stats.norm.sf(abs(confidence))

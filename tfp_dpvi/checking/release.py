@@ -92,7 +92,7 @@ def _parts(declared: Declared, scores: RecordScores) -> list[tuple[np.ndarray, n
     ones = np.ones(len(scores.pit))
     if declared.outcome.is_binary:
         codes = np.searchsorted(PROBABILITIES, scores.probability, side="right")
-        parts = [(codes, scores.residual), (codes, ones)]
+        parts = [(codes, scores.residual), (codes, ones), (codes, scores.variance)]
     else:
         num = len(declared.blocks[0].matrix)
         parts = [(np.floor(scores.pit * num).astype(np.int64), ones)]
@@ -163,7 +163,7 @@ class Release:
         plan = plan.calibrated(epsilon, delta)
         return cls(plan, seed)
 
-    def add_noise(self, rows: np.ndarray) -> np.ndarray:
+    def noisy_sum(self, rows: np.ndarray) -> np.ndarray:
         """Returns the noisy sum of contributions, float64 [k]. The ledger is charged before.
 
         Args:

@@ -330,7 +330,7 @@ def charged(
     def result(calibrated: Calibrated | None) -> PrivateChecks:
         declared, rows = contributions_to(model, planned)
         is_drawn.append(True)
-        released = release.add_noise(rows)
+        released = release.noisy_sum(rows)
         ledger.confirm(reservation)
         return _judged(model, planned, declared, released, calibrated)
 
