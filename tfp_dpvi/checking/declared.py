@@ -43,6 +43,7 @@ _DISCRETE_RANGE = (-10.0, 0.0)
 _BELOW = 8.0
 _ABOVE = 4.0
 _NUM_DRAWS = 8
+_CLASSES = ("Categorical", "Ordered", "Bernoulli")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,6 +124,11 @@ class CheckedOutcome:
     is_discrete: bool
     name: str
     typical_score: float
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a number of events: discrete, and no class or level."""
+        return self.is_discrete and not any(kind in self.name for kind in _CLASSES)
 
 
 def kind_of_outcome(

@@ -163,7 +163,7 @@ def _words_of_histogram(z: np.ndarray, outcome: CheckedOutcome) -> str:
     location, spread = z[:2]
     skewness, tails = z[2:]
     largest = int(np.argmax(np.abs(z)))
-    what = "counts" if outcome.is_discrete else "outcomes"
+    what = "counts" if outcome.is_count else "outcomes"
     if tails > _CLEAR and (largest == 3 or spread < 0.0):
         return f"the tails of {what} are heavier than the model says: {_better(outcome)}"
     if spread > _CLEAR and spread >= np.abs(z[2:]).max():
@@ -182,11 +182,12 @@ def _words_of_histogram(z: np.ndarray, outcome: CheckedOutcome) -> str:
 
 def _better(outcome: CheckedOutcome) -> str:
     """Returns what allows for more spread or heavier tails, and is not the model's own family."""
-    if outcome.is_discrete:
+    if outcome.is_count:
         own = "NegativeBinomial" in outcome.name
         return "add terms, or model zeros apart" if own else "try negative binomial"
-    own = "StudentT" in outcome.name
-    return "add terms" if own else "try StudentT, or a scale that depends on x"
+    if outcome.is_discrete or "StudentT" in outcome.name:
+        return "add terms"
+    return "try StudentT, or a scale that depends on x"
 
 
 # ------------------------------------------------------------------ residuals by bins
