@@ -32,6 +32,20 @@ def test_bins_follow_from_the_schema_alone():
         column_bins(design, ["town"], data)
 
 
+def test_bad_input_is_refused_before_a_fit():
+    data = simulated("poisson", num=400)
+    settings = {"epsilon": 1.0, "delta": 1e-5, "ledger": dpvi.PrivacyLedger()}
+    for bad, message in (
+        ({"check_columns": ["age"]}, "needs checks"),
+        ({"checks": 1.0}, "checks=1 would leave nothing"),
+        ({"checks": 0.1, "check_columns": ["wards"]}, "no covariates"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            dpvi.regression(FORMULA, data, "poisson", SCHEMA, **settings, **bad)
+    assert settings["ledger"].num_releases == 0
+
+
+@pytest.mark.slow
 def test_a_regression_with_checks(tmp_path):
     """Overdispersed counts under Poisson: it is said, in one call, and kept in the file."""
     data = simulated("negative_binomial", num=800)
@@ -51,7 +65,3 @@ def test_a_regression_with_checks(tmp_path):
     for bad in ({"columns": ["wards"]}, {"unit": "ward"}):
         with pytest.raises(ValueError, match=r"no covariates|column of persons"):
             again.check(data, epsilon=0.1, **bad)
-    with pytest.raises(ValueError, match="needs checks"):
-        dpvi.regression(FORMULA, data, "poisson", SCHEMA, check_columns=["age"], **settings)
-    with pytest.raises(ValueError, match="checks=1 would leave nothing"):
-        dpvi.regression(FORMULA, data, "poisson", SCHEMA, checks=1.0, **settings)

@@ -127,7 +127,7 @@ class CheckedOutcome:
 
     @property
     def is_count(self) -> bool:
-        """Whether it is a number of events: discrete, and no class or level."""
+        """True for a number of events, and not for a class or level."""
         return self.is_discrete and not any(kind in self.name for kind in _CLASSES)
 
 
