@@ -71,6 +71,24 @@ def test_faults_are_seen_and_named():
     assert "mislabelled" in labels.verdict[0]
 
 
+def test_a_few_wrong_labels_are_named_as_such():
+    """A fit that has followed them leaves a contrast that few records show: it is what is said."""
+    rng = np.random.default_rng(4)
+    named = 0
+    for _ in range(40):
+        labels = right_labels(rng, flipped=0.05)
+        # What a fit takes away: the mean residual, and its slope in the logit.
+        logit = np.log(labels["probability"] / (1.0 - labels["probability"]))
+        weight = labels["probability"] * (1.0 - labels["probability"])
+        columns = np.stack([np.ones(NUM), logit], axis=1)
+        moved = np.linalg.solve((columns.T * weight) @ columns, columns.T @ labels["residual"])
+        fitted = 1.0 / (1.0 + np.exp(-logit - columns @ moved))
+        y = labels["residual"] + labels["probability"]
+        result = released(rng, probability=fitted, residual=y - fitted, name="Bernoulli")
+        named += "mislabelled" in str(result)
+    assert named > 20
+
+
 def test_a_curve_is_undone_from_its_coordinates():
     """With a known fault in one bin and little noise the reliability curve shows it."""
     rng = np.random.default_rng(1)
