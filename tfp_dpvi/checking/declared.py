@@ -19,6 +19,7 @@ from tfp_dpvi.calibrated.scores import possible_values
 from tfp_dpvi.calibrated.twins import draw_apart
 from tfp_dpvi.checking.blocks import Block, sensitivity_of
 from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.local import UnitLatent
 from tfp_dpvi.privacy import Sensitivity
 
 Columns: TypeAlias = Mapping[Any, Any]
@@ -43,6 +44,8 @@ _DISCRETE_RANGE = (-10.0, 0.0)
 _BELOW = 8.0
 _ABOVE = 4.0
 _NUM_DRAWS = 8
+# The probability of values other than 0 and 1, from rounding alone.
+_NO_OTHER = 1e-5
 _CLASSES = ("Categorical", "Ordered", "Bernoulli")
 
 
@@ -128,7 +131,11 @@ class CheckedOutcome:
     @property
     def is_count(self) -> bool:
         """True for a number of events, and not for a class or level."""
-        return self.is_discrete and not any(kind in self.name for kind in _CLASSES)
+        return (
+            self.is_discrete
+            and not self.is_binary
+            and not any(kind in self.name for kind in _CLASSES)
+        )
 
 
 def kind_of_outcome(
@@ -148,13 +155,16 @@ def kind_of_outcome(
     draws = posterior_draws(posterior, _NUM_DRAWS, 0)
     facts: dict[str, Any] = {}
 
-    def of_draw(draw: Structure) -> tuple[tf.Tensor, tf.Tensor]:
+    def of_draw(draw: Structure) -> tuple[tf.Tensor, ...]:
         distribution = model.distribution_at(draw, zeros)
         facts["scalar"] = distribution.event_shape.rank == 0
         facts["binary"] = possible_values(distribution) == [0, 1]
+        facts["mixed"] = isinstance(distribution, tfd.MixtureSameFamily | UnitLatent)
         facts["name"] = type(distribution).__name__
         drawn, _ = draw_apart(lambda: distribution.sample(seed=tf.constant([1, 2])), (), 2)
-        return drawn, tf.cast(distribution.log_prob(drawn), tf.float64)
+        both = [distribution.prob(tf.constant(each, distribution.dtype)) for each in (0, 1)]
+        log_prob = tf.cast(distribution.log_prob(drawn), tf.float64)
+        return drawn, log_prob, tf.cast(both[0] + both[1], tf.float64)
 
     traced = function_of_model(of_draw)
     try:
@@ -175,6 +185,10 @@ def kind_of_outcome(
     drawn = np.array([pair[0].numpy() for pair in pairs], np.float64)
     typical = float(np.mean([pair[1].numpy() for pair in pairs]))
     drawn = drawn[np.isfinite(drawn)]
+    if facts["mixed"]:
+        # Of Bernoulli outcomes, such as those of persons with an intercept each.
+        total = np.array([pair[2].numpy() for pair in pairs])
+        facts["binary"] = bool((np.abs(total - 1.0) < _NO_OTHER).all() and (drawn <= 1.0).all())
     is_discrete = bool(len(drawn) and (drawn == np.round(drawn)).all())
     return CheckedOutcome(facts["binary"], is_discrete, facts["name"], typical)
 
@@ -212,6 +226,17 @@ class Declared:
     def sensitivity(self) -> Sensitivity:
         """The l2 sensitivity of the release to a record."""
         return sensitivity_of(self.blocks)
+
+    def after_fit(self, outcome: CheckedOutcome, *, default_range: bool) -> Declared:
+        """Returns the same sums, with what the fit has shown of the outcome.
+
+        Args:
+          outcome: The kind of outcome, by the posterior.
+          default_range: Whether log scores have the default range.
+        """
+        same = dataclasses.replace(outcome, is_binary=self.outcome.is_binary)
+        chosen = _range_of(same, None if default_range else self.score_range)
+        return dataclasses.replace(self, outcome=same, score_range=chosen)
 
     @property
     def num(self) -> int:

@@ -169,7 +169,8 @@ class PlannedCheck:
     """A check whose arguments are right, and whose noise is known; it is not charged yet.
 
     Attributes:
-      settings: What is checked.
+      declared: What is checked.
+      default_range: Whether log scores have the default range, which the fit determines.
       subjects: The records.
       release: The release's plan.
       ledger: The ledger that is charged.
@@ -178,7 +179,8 @@ class PlannedCheck:
       budgets: Pairs of epsilon and delta that limit the ledger's total, besides its own.
     """
 
-    settings: CheckSettings
+    declared: Declared
+    default_range: bool
     subjects: Subjects
     release: Release
     ledger: PrivacyLedger
@@ -227,8 +229,9 @@ def plan_check(
     if num_records is None and account.num_records_declared and is_own_ledger(model, ledger):
         num_records = account.num_records
     num = subjects.num if num_records is None else check.count("num_records", num_records, 1)
+    declared = settings.declared(model.bayesian_model, posterior, subjects)
     release = Release.calibrated(
-        settings.declared(model.bayesian_model, posterior, subjects),
+        declared,
         epsilon=check.epsilon(epsilon),
         delta=check.delta(delta),
         num_records=num,
@@ -239,7 +242,9 @@ def plan_check(
     )
     ledger.check_relation(target.neighboring_relation)
     ledger.check_unit(release.plan)
-    return PlannedCheck(settings, subjects, release, ledger, float(epsilon), float(delta))
+    is_default = settings.score_range is None
+    price = (float(epsilon), float(delta))
+    return PlannedCheck(declared, is_default, subjects, release, ledger, *price)
 
 
 def plan_within_fit(
@@ -349,7 +354,9 @@ def contributions_to(model: CheckedModel, planned: PlannedCheck) -> tuple[Declar
       planned: The check.
     """
     seed = planned.release.seed
-    declared = planned.settings.declared(model.bayesian_model, model.posterior, planned.subjects)
+    outcome = kind_of_outcome(model.bayesian_model, model.posterior, planned.subjects.x)
+    # The sums, and so the sensitivity, are those that were planned.
+    declared = planned.declared.after_fit(outcome, default_range=planned.default_range)
     predictor = Predictor(model.bayesian_model, is_binary=declared.outcome.is_binary)
     key = _random.new_key(None if seed is None else seed + 1)
     draws = draws_of(model.posterior, seed)
