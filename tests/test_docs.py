@@ -22,6 +22,7 @@ SLOW = (
     "guides/analyst.md",
     "guides/arviz.md",
     "guides/calibrated_posterior.md",
+    "guides/checks.md",
     "guides/data_steward.md",
     "guides/from_tensorflow_privacy.md",
     "guides/in_keras.md",
@@ -34,6 +35,7 @@ SLOW = (
 )  # 7 to 20 s each; the README runs.
 NEEDS = {
     "guides/arviz.md": "arviz",
+    "guides/checks.md": "formulae",
     "guides/persons.md": "formulae",
     "guides/rehearsal.md": "formulae",
     "guides/small_data.md": "sklearn",

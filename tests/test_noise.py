@@ -15,6 +15,9 @@ from support.toy import Toy, records, sgd
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
+from tfp_dpvi.checking import Bins
+from tfp_dpvi.checking.declared import CheckedOutcome, Declared
+from tfp_dpvi.checking.release import Release
 from tfp_dpvi.federated import Factor, Hospital, MessageHospital, Study, Task
 from tfp_dpvi.synthetic.releases import CountReleases
 from tfp_dpvi.training.budget import PrivacyTarget
@@ -101,6 +104,15 @@ def counts(shift):
     return [releases.release(np.full([2, 3], shift), plan, 0)]
 
 
+def checks(shift):
+    """Sums that a check of a model releases."""
+    columns = {"age": Bins(("young", "old"), np.zeros(60, np.int64))}
+    what = Declared(CheckedOutcome(False, True, "Poisson", -1.0), columns, (-10.0, 0.0))
+    relation = dpvi.privacy.NeighboringRelation.ADD_OR_REMOVE_ONE
+    settings = {"epsilon": 1.0, "delta": 1e-5, "num_records": 60, "relation": relation}
+    return [Release.calibrated(what, **settings).noisy_sum(np.full([60, what.num], shift))]
+
+
 def message(shift, **how):
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), [1])})
     silent = dpvi.optimizers.DPKerasSGDOptimizer(
@@ -161,9 +173,10 @@ def scores(shift):
     return [result.score, result.difference, result.noise_sd, result.sampling_sd]
 
 
-@pytest.mark.parametrize(
-    "release", [gradients, pairs, moments, counts, message, local_steps, scores]
-)
+RELEASES = [gradients, pairs, moments, counts, checks, message, local_steps, scores]
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_without_the_noise_functions_result_nothing_depends_on_records(release, monkeypatch):
     """Its results are replaced by constants: what is released of unlike data is then the same.
 
@@ -198,6 +211,7 @@ STEPS = {
 SINGLE = {
     "preprocessing.py": moments,
     "selection/scores.py": scores,
+    "checking/release.py": checks,
     "synthetic/releases.py": counts,
     "federated/on_messages.py": functools.partial(message, **SECURE),
 }

@@ -62,7 +62,9 @@ def test_the_commands_of_the_guide_run_and_write_what_it_says(case, capsys, monk
     lines = [shlex.split(line) for line in re.findall(r"^tfp-dpvi (.*)$", guide, re.M)]
     assert {line[0] for line in lines} == {"rehearse", "fit", "report", "synthesize", "show"}
     for line in lines:
-        assert cli.main([part if part != "20" else "2" for part in line]) == 0, capsys.readouterr().err
+        assert cli.main([part if part != "20" else "2" for part in line]) == 0, (
+            capsys.readouterr().err
+        )
         assert capsys.readouterr().out
     names = {path.name for path in (case / "posterior").iterdir()}
     assert names == {"regression.zip", "summary.csv", "report.txt", "result.json"}

@@ -114,7 +114,7 @@ class Checks:
                 f"training did not converge: its mean is {self.distance:.1f} posterior standard "
                 f"deviations off (limit {MOST_DISTANCE:g}); {self._slow} next time"
             )
-        failed = self._failed
+        failed = self.failed
         if "halves" in failed:
             sentences.append(
                 f"the two halves of the window differ (p = {self.halves:.1g}): training did not "
@@ -159,13 +159,17 @@ class Checks:
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     @property
-    def _failed(self) -> set[str]:
+    def level(self) -> float:
+        """The probability that any of these tests fails although all is well, at most."""
+        return FALSE_ALARMS if self._is_centred else LEAST_HALVES
+
+    @property
+    def failed(self) -> set[str]:
         """Returns the tests that say more than chance would, by Holm's procedure."""
-        level = FALSE_ALARMS if self._is_centred else LEAST_HALVES
         values = sorted((value, name) for name, value in self.p_values.items())
         failed: set[str] = set()
         for number, (value, name) in enumerate(values):
-            if value > level / (len(values) - number):
+            if value > self.level / (len(values) - number):
                 break
             failed.add(name)
         return failed
@@ -305,11 +309,11 @@ class ParameterChecks:
         return cls(names, *values, *missing)
 
     @property
-    def _certain_shift(self) -> np.ndarray:
-        """Absolute values of `shift` that chance does not explain, else 0."""
+    def clear_shift(self) -> np.ndarray:
+        """The absolute `shift` where chance is no reason for it, else 0; NaN if there is none."""
         chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        certain: np.ndarray = np.where(chance < FALSE_ALARMS, np.abs(self.shift), 0.0)
-        return certain
+        clear = np.where(chance < FALSE_ALARMS, np.abs(self.shift), 0.0)
+        return np.where(np.isnan(self.shift), math.nan, clear)
 
     @property
     def doubtful(self) -> np.ndarray:
@@ -318,7 +322,7 @@ class ParameterChecks:
             (self.reaches, MOST_REACHES),
             (self.narrowing, MOST_NARROWING),
             (self.width, MOST_WIDTH),
-            (self._certain_shift, MOST_SHIFT),
+            (self.clear_shift, MOST_SHIFT),
             (self.extent, MOST_EXTENT),
         )
         # False for NaN.
@@ -368,7 +372,7 @@ class ParameterChecks:
     @property
     def shift_warning(self) -> str:
         """Returns the sentence on the parameters whose shift matters and is no chance."""
-        moved = self._over(self._certain_shift, MOST_SHIFT)
+        moved = self._over(self.clear_shift, MOST_SHIFT)
         return (
             f"the estimate of {moved} posterior standard deviations from that under a wider clip: "
             "the likelihood does not fit the tails, and a fit without privacy would differ; try "

@@ -929,6 +929,11 @@ class DPModel(Model):
         return self._dp.account.ledger
 
     @property
+    def key_seed(self) -> int | None:
+        """The seed of the constructor, or None for keys from the operating system."""
+        return self._dp.seed
+
+    @property
     def num_releases(self) -> int:
         """The number of releases charged for these data, without a running fit's reserve."""
         running = self._dp.running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -30,18 +31,23 @@ from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
+from tfp_dpvi.checking.declared import Columns
+from tfp_dpvi.checking.free import CheckTable, free_rows, private_rows
+from tfp_dpvi.checking.result import PrivateChecks
 from tfp_dpvi.data import Records, make_records, make_units
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
-from tfp_dpvi.models import arguments, base, exporting
+from tfp_dpvi.models import arguments, base, checking, exporting
+from tfp_dpvi.models.checking import CheckSettings
 from tfp_dpvi.optimizers import ScoringOptimizer, largest_move
-from tfp_dpvi.privacy import FullBatch, PrivacyPlan
+from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
 from tfp_dpvi.training import Mechanism
 
 tfd: Any = tfp.distributions
 LOG = logging.getLogger("tfp_dpvi")
 _SAVED = "posterior_"
+_SAVED_CHECKS = "private_checks"
 # In nats, and of epochs: what a converged fit still gains, and what shows it.
 _MOST_FALL = 1.0
 _LEAST_QUARTER = 5
@@ -156,6 +162,7 @@ class DPVI(base.DPModel):
         self.num_draws = num_draws
         self.num_predictive_draws = num_predictive_draws
         self._public_inputs: Structure | None = None
+        self._private_checks: PrivateChecks | None = None
         self.built = True
 
     @property
@@ -220,6 +227,8 @@ class DPVI(base.DPModel):
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
         num_records: int | None = None,
+        checks: float | None = None,
+        check_columns: Columns | None = None,
         **settings: Any,
     ) -> Any:
         """Trains on private records, see `DPModel.fit`.
@@ -240,6 +249,10 @@ class DPVI(base.DPModel):
           epochs: As for `DPModel.fit`.
           steps_per_epoch: As for `DPModel.fit`.
           num_records: As for `DPModel.fit`.
+          checks: The share of the epsilon of `compile` for a private check of the fitted model,
+            such as 0.1: it is charged before the fit, which takes what is left, and
+            `private_checks` has the result. None for no check.
+          check_columns: With `checks`, the `columns` of `check`.
           **settings: Other arguments of `DPModel.fit`.
 
         Returns:
@@ -263,17 +276,126 @@ class DPVI(base.DPModel):
             batch_size = num_records or _ALL
             steps_per_epoch = NUM_STEPS
         self._public_inputs = self._public_persons(public_inputs, public_unit_ids, settings)
-        history = super().fit(
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=1 if epochs is None else epochs,
-            steps_per_epoch=steps_per_epoch,
-            num_records=num_records,
-            **settings,
+        planned = checking.plan_within_fit(
+            self, x, y, checks, check_columns, num_records, settings, self.key_seed
         )
+        self._private_checks = None
+        with checking.charged(self, planned) as release:
+            history = super().fit(
+                x,
+                y,
+                batch_size=batch_size,
+                epochs=1 if epochs is None else epochs,
+                steps_per_epoch=steps_per_epoch,
+                num_records=num_records,
+                **settings,
+            )
+            self._private_checks = release(self._calibrated())
         self._warn_of_slow_convergence(history.history.get("loss", []))
         return history
+
+    def check(
+        self,
+        x: Structure,
+        y: Structure,
+        *,
+        epsilon: float,
+        columns: Columns | None = None,
+        score_range: Sequence[float] | None = None,
+        level: float = 0.05,
+        delta: float | None = None,
+        ledger: PrivacyLedger | None = None,
+        num_records: int | None = None,
+        unit_ids: Identifiers = None,
+        max_rows_per_unit: int | None = None,
+        rows_beyond: str = "random",
+        validate: bool = True,
+    ) -> PrivateChecks:
+        """Releases private checks of the fitted model: one Gaussian release, with its tests.
+
+        It releases a histogram of PIT values under the posterior predictive (of outcomes 0 and 1 a
+        reliability curve), mean residuals by bins of declared columns, and the mean log score.
+        `docs/guides/checks.md` says what each can see. `check_table` shows the checks that are
+        free: read those first.
+
+        Args:
+          x: The private records of the fit, as arrays; or others of their own `ledger`.
+          y: Their outcomes, one number a record, shape [N].
+          epsilon: The cost of this release alone, which the ledger adds to the others.
+          columns: Columns of x and the public edges of bins, `{"age": [30, 50, 70]}`: by the
+            key of a dict, or the number of a column of an array. Each makes all noise larger:
+            declare one or two. Other columns as `dpvi.checking.Bins`.
+          score_range: The public range, in nats, that log scores are clipped to: by default (-10,
+            0) for discrete outcomes, and 8 nats below to 4 above what the fit expects for others.
+          level: The probability that any test fails although the model is right, at most.
+          delta: By default that of `compile`.
+          ledger: By default the model's. Another one says that the records are not those of the
+            fit, for instance held-out ones.
+          num_records: The public number of records; by default that which `fit` declared, or the
+            exact one.
+          unit_ids: As in `fit`: a person then counts once, with the mean of the person's rows.
+          max_rows_per_unit: As in `fit`.
+          rows_beyond: As in `fit`.
+          validate: As in `fit`.
+
+        Returns:
+          The released values with tests, a verdict in words and a picture; `private_checks` keeps
+          it.
+
+        Raises:
+          RuntimeError: The model is not fitted.
+          ValueError, TypeError, BudgetExhaustedError, UnsupportedPairError: As in `fit`; no privacy
+            was spent.
+
+        #### Formal guarantee
+
+        A record contributes one vector, of l2 norm at most A whatever it holds; A follows from the
+        number of bins. Their sum gets noise of standard deviation z A, and the ledger is charged
+        ahead (contract 6). A contribution depends on released values, public arguments and its own
+        record (or person) alone.
+        """
+        checking.refuse_before_fit(self)
+        subjects = checking.subjects_of(
+            self,
+            x,
+            y,
+            seed=self.key_seed,
+            unit_ids=unit_ids,
+            max_rows_per_unit=max_rows_per_unit,
+            rows_beyond=rows_beyond,
+            validate=validate,
+        )
+        self.as_inputs(tf.nest.map_structure(lambda part: part[:1], subjects.x))
+        planned = checking.plan_check(
+            self,
+            CheckSettings(columns, score_range, level),
+            subjects,
+            posterior=self.posterior,
+            epsilon=epsilon,
+            delta=delta,
+            ledger=ledger,
+            num_records=num_records,
+            seed=self.key_seed,
+        )
+        with checking.charged(self, planned) as release:
+            self._private_checks = release(self._calibrated())
+        checking.warn_of_total(self, planned.ledger)
+        assert self._private_checks is not None
+        return self._private_checks
+
+    @property
+    def private_checks(self) -> PrivateChecks | None:
+        """The last private checks of this fit, of `check` or `fit(checks=)`; None without any."""
+        return self._private_checks
+
+    def check_table(self) -> CheckTable:
+        """Returns all checks in one table, those of released values before those of `check`.
+
+        It costs no privacy.
+        """
+        calibrated = self._calibrated()
+        free = free_rows(None if calibrated is None else calibrated.checks)
+        return CheckTable((*free, *private_rows(self._private_checks)))
 
     def _public_persons(
         self,
@@ -548,6 +670,9 @@ class DPVI(base.DPModel):
         calibrated = self._calibrated()
         for name, array in ({} if calibrated is None else calibrated.to_arrays()).items():
             store[_SAVED + name] = array
+        if self._private_checks is not None:
+            text = json.dumps(self._private_checks.to_dict())
+            store[_SAVED_CHECKS] = np.frombuffer(text.encode(), np.uint8)
 
     def load_own_variables(self, store: dict[str, np.ndarray]) -> None:
         """Loads the variables of `save_own_variables`."""
@@ -558,8 +683,11 @@ class DPVI(base.DPModel):
             for name in [*arrays]
             if name.startswith(_SAVED)
         }
+        text = arrays.pop(_SAVED_CHECKS, None)
         super().load_own_variables(arrays)
         self._replace_posterior(saved)
+        if text is not None:
+            self._private_checks = PrivateChecks.from_dict(json.loads(text.tobytes()))
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
         """Sets the weights.
@@ -573,6 +701,7 @@ class DPVI(base.DPModel):
     def _replace_posterior(self, arrays: dict[str, np.ndarray]) -> None:
         """Replaces the last fit's posterior by one from `Calibrated.to_arrays`, or by none."""
         self.forget_releases()
+        self._private_checks = None
         self.predict_function = self.test_function = None
         self.calibration.load(arrays)
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import Schema, frames
-from tfp_dpvi.data.columns import Numeric, converted
-from tfp_dpvi.data.units import Identifiers
+from tfp_dpvi.data import Schema
+from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
+from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     INTERCEPT_SD,
@@ -26,7 +26,7 @@ from tfp_dpvi.regressions.families import (
     make_prior,
 )
 from tfp_dpvi.regressions.measured import measure
-from tfp_dpvi.regressions.outcomes import FAMILIES, Outcome
+from tfp_dpvi.regressions.outcomes import FAMILIES
 from tfp_dpvi.regressions.result import Parts, Regression
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def regression(
     seed: int | None = None,
     unit: str | None = None,
     max_rows_per_unit: int | None = None,
+    checks: float | None = None,
+    check_columns: Sequence[str] | None = None,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
 
@@ -95,6 +97,10 @@ def regression(
         independent given the covariates. `num_records` then counts persons.
       max_rows_per_unit: With `unit`, the public largest number of rows of a person that are used,
         chosen at random.
+      checks: The share of epsilon for a private check of the fitted model, such as 0.1; its result
+        is `private_checks`. None for no check.
+      check_columns: With `checks`, the covariates whose residuals are released, by bins that follow
+        from the schema; by default all numbers. Each makes the check's noise larger.
 
     Returns:
       The fitted `Regression`.
@@ -126,8 +132,9 @@ def regression(
     settings = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **settings)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
-    y = _outcome_values(design, family, parts.outcome, data)
+    y = outcome_values(design, family, parts.outcome, data)
     rows = design.rows(data)
+    checked = _checked(design, checks, check_columns, data)
     if measured:
         # All else was checked: what comes spends privacy.
         part = check.probability("share", share)
@@ -144,7 +151,7 @@ def regression(
         )
         design, parts = described(formula, family, schema, priors, unit, **settings)
         parts = dataclasses.replace(parts, measured=tuple(measured), share=part)
-        y = _outcome_values(design, family, parts.outcome, data)
+        y = outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
     model = DPVI(
         functools.partial(make_prior, **parts.prior),
@@ -157,7 +164,8 @@ def regression(
     if persons:
         persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
-        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **persons)
+        given = {"num_records": num_records, "verbose": 0, **checked, **persons}
+        model.fit(x, y, public_inputs=public, **given)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
@@ -224,7 +232,7 @@ def _persons(
                 f"max_rows_per_unit={check.shown(most)} needs unit=: name the column of persons."
             )
         return {}
-    ids = _column(data, unit)
+    ids = identifiers(data, unit)
     if unit in design.schema.columns:
         raise ValueError(
             f"unit={unit!r} is also a covariate of the formula: use (1 | {unit}) for an intercept "
@@ -236,6 +244,19 @@ def _persons(
             "persons: declare typical values in the schema."
         )
     return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most or 0, 1)}
+
+
+def _checked(
+    design: Design, share: float | None, names: Sequence[str] | None, data: TableData
+) -> dict[str, Any]:
+    """Returns the arguments of a fit that say what is checked; none without checks."""
+    if share is None:
+        if names is not None:
+            raise ValueError("check_columns needs checks=, the share of epsilon for them.")
+        return {}
+    if check.probability("checks", share) == 1.0:
+        raise ValueError("checks=1 would leave nothing for the fit: pass a share such as 0.1.")
+    return {"checks": share, "check_columns": column_bins(design, names, data)}
 
 
 def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
@@ -265,15 +286,6 @@ def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
     if fixed.rstrip().endswith("~"):
         fixed += " 1"
     return fixed.strip(), fixed != formula
-
-
-def _column(data: TableData, name: str) -> Identifiers:
-    """Returns a column of identifiers, as it is."""
-    is_frame = frames.container_of(data) is not None
-    columns = frames.columns_of(data) if is_frame else data
-    if name not in columns:
-        raise ValueError(f"unit={check.shown(name)} is no column of data.")
-    return columns[name]
 
 
 def _public_persons(num_rows: int, most: int) -> np.ndarray:
@@ -346,27 +358,3 @@ def _pair(name: str, prior: Any) -> tuple[float, float]:
     if not (np.isfinite(mean) and 0.0 < deviation < np.inf):
         raise ValueError(f"priors[{name!r}] needs a finite mean and a positive deviation.")
     return mean, deviation
-
-
-def _outcome_values(design: Design, family: str, outcome: Outcome, data: TableData) -> np.ndarray:
-    name = design.outcome
-    column = design.schema.columns[name]
-    values = design.schema.part([name]).arrays(data)[name]
-    if not isinstance(column, Numeric):
-        return column.encode(name, values).astype(np.float32)
-    numbers, strange = converted(column.to_numbers, values)
-    if design.outside == "clip":
-        values = np.where(strange | np.isnan(numbers), values, column.clipped(numbers))
-    column.encode(name, values)
-    numbers = np.asarray(values, np.float64)
-    if family == "ordinal":
-        return (numbers - column.lower).astype(np.float32)
-    if FAMILIES[family].is_scaled:
-        numbers = design.transformed_outcome(numbers)
-        if not np.isfinite(numbers).all():
-            raise ValueError(
-                f"the outcome {design.outcome_text} is not finite in "
-                f"{check.rows(~np.isfinite(numbers))}: use np.log1p, or other bounds."
-            )
-        numbers = (numbers - outcome.location) / outcome.scale
-    return numbers.astype(np.float32)

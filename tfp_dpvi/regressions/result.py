@@ -9,15 +9,19 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi.checking import CheckTable, PrivateChecks
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
+from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import plots
+from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome, predicted
@@ -313,6 +317,7 @@ class Regression:
                 "Warnings: " + ("; ".join(self.warnings) or "none") + ".",
                 "Public, by the schema:\n" + str(self.design.schema),
                 "Choices:\n" + "\n".join(f"- {choice}" for choice in self.choices()),
+                *([] if self.private_checks is None else [str(self.private_checks)]),
                 str(self.model.privacy_report()),
             ]
         )
@@ -337,6 +342,71 @@ class Regression:
             f"<p><strong>Warning:</strong> {html.escape(text)}.</p>" for text in self.warnings
         )
         return f"<p>{html.escape(self._heading())}</p>{warned}{table}"
+
+    # ------------------------------------------------------------------ checks
+
+    @property
+    def private_checks(self) -> PrivateChecks | None:
+        """The last private checks, of `check` or `regression(checks=)`; None without any."""
+        return self.model.private_checks
+
+    def check(
+        self,
+        data: TableData,
+        *,
+        epsilon: float,
+        columns: Sequence[str] | None = None,
+        level: float = 0.05,
+        ledger: PrivacyLedger | None = None,
+        unit: str | None = None,
+    ) -> PrivateChecks:
+        """Releases private checks of the regression, see `DPVI.check` and `docs/guides/checks.md`.
+
+        Args:
+          data: The private records of the fit, or others of their own `ledger`.
+          epsilon: The cost of this release alone.
+          columns: The covariates whose residuals are released, by bins that follow from the schema;
+            by default all numbers. Each makes all noise larger.
+          level: The probability that any test fails although the model is right, at most.
+          ledger: By default that of the fit.
+          unit: The column of persons, if the fit had one.
+
+        Returns:
+          Released values with tests, a verdict in words and a picture.
+
+        Raises:
+          ValueError, TypeError, BudgetExhaustedError: An argument is wrong, or a budget is used up;
+            no privacy was spent.
+        """
+        design = self.design
+        plan = self.model.privacy_account.plan
+        person = None if plan is None else plan.person
+        persons: dict[str, Any] = {}
+        if person is not None or unit is not None:
+            name = unit or self.parts.layout.unit
+            if person is None or not name:
+                raise ValueError(
+                    f"unit={check.shown(unit)}: pass the column of persons exactly if the fit had "
+                    "one."
+                )
+            persons = {
+                "unit_ids": identifiers(data, name),
+                "max_rows_per_unit": person.max_rows,
+                "rows_beyond": person.rows_beyond,
+            }
+        return self.model.check(
+            self.parts.inputs(design.rows(data)),
+            outcome_values(design, self.parts.family, self.parts.outcome, data),
+            epsilon=epsilon,
+            columns=column_bins(design, columns, data),
+            level=level,
+            ledger=ledger,
+            **persons,
+        )
+
+    def check_table(self) -> CheckTable:
+        """Returns all checks in one table, the free ones first. It costs no privacy."""
+        return self.model.check_table()
 
     # ------------------------------------------------------------------ predictions
 
