@@ -20,6 +20,9 @@ MOST_MISMATCH = 0.4
 # In standard deviations.
 MOST_LACK_OF_FIT = 4.5
 LEAST_HALVES = 0.001
+# Of weighted scores, and the standard deviations of noise from which a share is surely above it.
+MOST_CUT = 0.01
+CLEAR_CUT = 2.0
 LEAST_RANKS = 0.002
 # Of posterior standard deviations, and the probability that chance is the reason.
 MOST_SHIFT = 1.0
@@ -66,6 +69,11 @@ class Checks:
       lack_of_fit_z: The same in standard deviations, of noise, outcomes and parameters.
       ranks: p-value of the ranks of outcomes and their densities among twins, which are uneven if
         tails, peak or symmetry of the likelihood are wrong; NaN without twins.
+      weight_variation: The squared coefficient of variation of survey weights, Kish's design effect
+        less 1; NaN without weights.
+      cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
+        alike, so that they say nothing of outcomes.
+      cut_noise: The standard deviation of the noise on `cut`.
     """
 
     distance: float
@@ -78,6 +86,9 @@ class Checks:
     lack_of_fit: float = math.nan
     lack_of_fit_z: float = math.nan
     ranks: float = math.nan
+    weight_variation: float = math.nan
+    cut: float = math.nan
+    cut_noise: float = math.nan
 
     def with_fit(
         self, excess: float, z: float, ranks: float, parameters: ParameterChecks
@@ -134,6 +145,12 @@ class Checks:
                 "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
                 f"{self.ranks:.1g}); for numbers try tfd.StudentT, or a scale that depends on x"
             )
+        if self.cut - CLEAR_CUT * self.cut_noise > MOST_CUT:
+            sentences.append(
+                f"the clip cuts {self.cut:.1%} of the weighted scores (limit {MOST_CUT:.0%}): if "
+                "weights depend on outcomes, estimates are biased; pass public_inputs that resemble "
+                "the private ones"
+            )
         if self.parameters is not None:
             sentences += self.parameters.warnings
         return sentences
@@ -182,6 +199,7 @@ def check_posterior(
     index: np.ndarray,
     linear: Mixture | None = None,
     mismatch: float = math.nan,
+    capped: np.ndarray | None = None,
 ) -> Checks:
     """Returns the checks of a fit, without those of single parameters.
 
@@ -193,6 +211,7 @@ def check_posterior(
       index: The coordinates that the likelihood reads, shape [d].
       linear: The posterior for a linear score, if it is another.
       mismatch: See `Checks`.
+      capped: Draws of the capped matrix, if M is another, shape [K, d, d].
     """
     covariance = mixture.covariance[np.ix_(index, index)]
 
@@ -208,7 +227,8 @@ def check_posterior(
     variance = window.half_variance * variance + _covariance(slopes @ theta)
     statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
     halves = float(stats.chi2.sf(statistic, len(away)))
-    traces = np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)
+    capped = matrices if capped is None else capped
+    traces = np.trace(slopes, axis1=1, axis2=2) / np.trace(capped, axis1=1, axis2=2)
     kappa = float(np.mean(traces))
     return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)
 

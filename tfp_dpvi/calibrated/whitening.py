@@ -18,6 +18,7 @@ from tfp_dpvi.calibrated.checks import scales
 from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.ranks import ReleasedRanks
+from tfp_dpvi.calibrated.weights import ReleasedWeights
 from tfp_dpvi.calibrated.wider import ReleasedShift, SimulatedWider
 from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
@@ -136,6 +137,8 @@ class SimulatedMoments:
       squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
       squares_variance: Its variance over records.
       wider: Those of scores under the wider clip.
+      variance: The mean `|psi|^2`, of the simulated outcomes.
+      lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
     """
 
     information: np.ndarray
@@ -151,6 +154,8 @@ class SimulatedMoments:
     squares: np.ndarray
     squares_variance: np.ndarray
     wider: SimulatedWider
+    variance: float = math.nan
+    lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +179,9 @@ class ReleasedSums:
       ranks_sd: The same on `ranks`.
       wider_sd: The same on a coordinate of `wider`.
       sampling_rate: The expected batch size over N.
+      variance: The mean sum of `ScoreVariance`, of the shape of `matrix`; empty without weights.
+      variance_sd: As `matrix_sd`.
+      weights: What was released of weights; None without them.
     """
 
     num_steps: int
@@ -191,6 +199,9 @@ class ReleasedSums:
     ranks_sd: float
     wider_sd: float
     sampling_rate: float
+    variance: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    variance_sd: float = math.nan
+    weights: ReleasedWeights | None = None
 
     @classmethod
     def of_blocks(
@@ -214,10 +225,10 @@ class ReleasedSums:
         def sum_of(name: str) -> np.ndarray:
             return num * mean_of(accumulated[name]) if name in accumulated else np.zeros(0)
 
-        sds = [sd / (rate * np.sqrt(count)) for sd in mechanism.deviations]
-        # Those that not every fit has come last.
-        optional = iter(sds[4:])
-        matrix = num * mean_of(blocks["matrix"])
+        names = ["gradient", *(release.name for release in mechanism.joint)]
+        deviations = zip(names, mechanism.deviations, strict=True)
+        sds = {name: float(sd / (rate * np.sqrt(count))) for name, sd in deviations}
+        matrix, variance = num * mean_of(blocks["matrix"]), sum_of("variance")
         return cls(
             num_steps=int(count),
             theta=mean_of(blocks["theta"]),
@@ -227,13 +238,16 @@ class ReleasedSums:
             excess=float(num * mean_of(accumulated["lack_of_fit"])),
             ranks=sum_of("ranks"),
             wider=sum_of("wider"),
-            score_sd=sds[0],
-            matrix_sd=sds[1],
-            scale_sd=sds[2],
-            excess_sd=sds[3],
-            ranks_sd=next(optional) if "ranks" in accumulated else math.nan,
-            wider_sd=next(optional) if "wider" in accumulated else math.nan,
+            score_sd=sds["gradient"],
+            matrix_sd=sds["curvature"],
+            scale_sd=sds["scale"],
+            excess_sd=sds["lack_of_fit"],
+            ranks_sd=sds.get("ranks", math.nan),
+            wider_sd=sds.get("wider", math.nan),
             sampling_rate=rate,
+            variance=variance if variance.ndim == 1 else symmetric(variance),
+            variance_sd=sds.get("variance", math.nan),
+            weights=ReleasedWeights.of_blocks(accumulated, mechanism, used),
         )
 
     def as_ranks(self, slope: np.ndarray, num_records: int, num_twins: int) -> ReleasedRanks | None:
@@ -304,6 +318,8 @@ class Curvatures:
       window: The released sums.
       slopes: Draws of A, shape [K, d, d].
       matrices: Draws of the capped matrix, shape [K, d, d].
+      variances: Draws of what times `window.simulation` is the covariance of the mean score: with
+        weights those of the sum of `psi psi^T`, and else the capped matrix.
       lack_of_fit: See `LackOfFit`.
       shrink: The slope over the information, as simulated: at most 1, since scores are clipped.
       resembles: The probability that private inputs resemble the public ones, as far as the prior
@@ -313,17 +329,20 @@ class Curvatures:
       mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability that
         private inputs are unlike the public ones, or 0 if it is below 0.95; NaN in coordinates of
         released values, which do not rest on the public inputs.
+      weights: What was released of weights; None without them.
     """
 
     window: Window
     slopes: np.ndarray
     matrices: np.ndarray
+    variances: np.ndarray
     lack_of_fit: ReleasedExcess
     ranks: ReleasedRanks | None
     shift: ReleasedShift | None
     shrink: float
     resembles: float
     mismatch: float = math.nan
+    weights: ReleasedWeights | None = None
 
     @property
     def kappa(self) -> float:
@@ -345,6 +364,7 @@ def draw_curvatures(
     half_variance: float,
     generator: np.random.Generator,
     flatten: float = 0.0,
+    weighted: bool = False,
 ) -> Curvatures:
     """Returns draws of the curvature given its noisy release.
 
@@ -361,6 +381,8 @@ def draw_curvatures(
       half_variance: See `Window`.
       generator: The source of random numbers.
       flatten: The share of equal weights in those of the prior's degrees.
+      weighted: Whether records have unlike weights, so that the variance of scores is not what
+        their slope says.
     """
     size = len(released.theta)
     eye = np.eye(size)
@@ -388,6 +410,8 @@ def draw_curvatures(
     if not is_dense:
         released = dataclasses.replace(released, matrix=matrix)
     variance, fit = _score_variance(released, simulated, matrix, num_records)
+    # Of the released matrix itself.
+    variance = 1.0 if weighted else variance
     ranks = released.as_ranks(simulated.ranks_slope, num_records, num_twins)
     shift = released.as_shift(simulated)
     shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
@@ -421,13 +445,70 @@ def draw_curvatures(
         ratios = scales / mean_scales
         matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
         slopes = with_slopes(window, prior, matrices, generator)
-        return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, 1.0, far)
-    weights = prior.evidence(window)
-    flat = (1.0 - flatten) * weights + flatten / len(weights)
-    slopes, matrices = draw_curvature(window, prior, generator, flat)
-    resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    far = _unlike(resembles) if trusted else math.nan
-    return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, resembles, far)
+        resembles = 1.0
+    else:
+        weights = prior.evidence(window)
+        flat = (1.0 - flatten) * weights + flatten / len(weights)
+        slopes, matrices = draw_curvature(window, prior, generator, flat)
+        resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
+        far = _unlike(resembles) if trusted else math.nan
+    variances = matrices
+    if weighted:
+        expected = num_records * simulated.variance / np.trace(simulated.matrix) * simulated.matrix
+        variances = _draw_variances(released, expected, window, prior, generator, trusted=trusted)
+    return Curvatures(
+        window,
+        slopes,
+        matrices,
+        variances,
+        fit,
+        ranks,
+        shift,
+        shrink,
+        resembles,
+        far,
+        released.weights,
+    )
+
+
+def _draw_variances(
+    released: ReleasedSums,
+    expected: np.ndarray,
+    window: Window,
+    prior: CurvaturePrior,
+    generator: np.random.Generator,
+    *,
+    trusted: bool,
+) -> np.ndarray:
+    """Returns draws of the sum of `psi psi^T` given its release, shape [K, d, d].
+
+    Its prior has the shape of the capped matrix at public inputs, whose weights are of no direction.
+
+    Args:
+      released: The released sums.
+      expected: The same of as many public inputs, shape [d, d].
+      window: The window of the capped matrix.
+      prior: The prior of the capped matrix.
+      generator: The source of random numbers.
+      trusted: As in `draw_curvatures`.
+    """
+    size = len(released.theta)
+    level = np.trace(expected) / size
+    matrix = expected + _RIDGE * level * np.eye(size)
+    noise = released.variance_sd
+    if released.variance.ndim == 1:
+        logs, sds = _log_scales(released.variance[:size], np.diag(matrix), noise)
+        ratios = np.exp(logs + sds * generator.normal(size=(NUM_DRAWS, size)))
+        draws: np.ndarray = matrix * ratios[:, :, None] * ratios[:, None, :]
+        return draws
+    if trusted:
+        scales = np.exp(_log_scales(np.diag(released.variance), np.diag(matrix), noise)[0])
+        matrix = matrix * np.outer(scales, scales)
+    else:
+        matrix = level * np.eye(size)
+    window = dataclasses.replace(window, matrix=released.variance, matrix_sd=noise)
+    prior = dataclasses.replace(prior, matrix=matrix, curvature=None)
+    return draw_curvature(window, prior, generator, prior.evidence(window))[1]
 
 
 def _unlike(resembles: float) -> float:

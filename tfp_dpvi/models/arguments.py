@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import tempfile
@@ -22,7 +23,7 @@ from tfp_dpvi.data import (
     make_records,
     make_units,
 )
-from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.records import by_column, check_max_weight
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.sampling.choose import make_sampler
@@ -78,6 +79,7 @@ def make_data(
     unit_ids: Identifiers = None,
     max_rows_per_unit: int | None = None,
     rows_beyond: str = "random",
+    max_weight: float | None = None,
     seed: int | None = None,
 ) -> Data:
     """Returns the records of a fit with their sampler, after checks of the model on their shapes.
@@ -98,6 +100,7 @@ def make_data(
       unit_ids: As in `DPModel.fit`.
       max_rows_per_unit: As in `DPModel.fit`.
       rows_beyond: As in `DPModel.fit`.
+      max_weight: As in `DPModel.fit`.
       seed: The model's seed, for the choice of rows.
 
     Raises:
@@ -107,8 +110,15 @@ def make_data(
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
+    if max_weight is not None and not model.takes_max_weight:
+        raise ValueError(
+            f"max_weight={check.shown(max_weight)} is for weights with calibrated intervals, of a "
+            "DPVI compiled without an optimizer: leave it out."
+        )
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
+        if max_weight is not None:
+            raise ValueError("max_weight with a dataset is not supported: pass arrays.")
         if y is not None or sample_weight is not None or batch_size is not None:
             raise ValueError(
                 "y, sample_weight and batch_size are part of the dataset: pass only x."
@@ -135,9 +145,18 @@ def make_data(
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     records = (
-        source.probe
+        dataclasses.replace(
+            source.probe, max_weight=check_max_weight(max_weight, sample_weight)
+        )
         if source
-        else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
+        else make_records(
+            x,
+            y,
+            sample_weight,
+            dtype=model.record_dtype,
+            validate=validate,
+            max_weight=max_weight,
+        )
     )
     rows = records
     records = rows if persons is None else persons(rows)

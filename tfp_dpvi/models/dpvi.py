@@ -472,6 +472,11 @@ class DPVI(base.DPModel):
         return True
 
     @property
+    def takes_max_weight(self) -> bool:
+        """See `Hooks.takes_max_weight`."""
+        return self._scores
+
+    @property
     def generative(self) -> bool:
         """True if the likelihood generates whole records, `likelihood(params)`."""
         return self.bayesian_model.generative
