@@ -106,6 +106,7 @@ def centred(
     epsilon: float,
     delta: float,
     num_steps: int = NUM_STEPS,
+    max_weight: float | None = None,
 ) -> Method:
     """Returns what `compile` without an optimizer does: scoring steps with the centred clip.
 
@@ -118,9 +119,11 @@ def centred(
       epsilon: The budget of a fit.
       delta: Its delta.
       num_steps: The number of steps of a fit, each over all records.
+      max_weight: As in `DPVI.fit`, for data sets with weights.
     """
     model = BayesianModel(prior, likelihood)
-    records = records_of(x, y, model.dtype)
+    weights = None if max_weight is None else np.ones(len(y))
+    records = records_of(x, y, model.dtype, weights, max_weight)
     fit = CentredFit(model)
     fit.prepare(records, public_inputs)
     scoring = fit.scoring
@@ -203,17 +206,25 @@ def by_pilot(
     )
 
 
-def records_of(x: Structure, y: Structure, dtype: np.dtype) -> Records:
+def records_of(
+    x: Structure,
+    y: Structure,
+    dtype: np.dtype,
+    weights: np.ndarray | None = None,
+    max_weight: float | None = None,
+) -> Records:
     """Returns records of rows, or of persons if x is a `UnitRows` and y has their shape.
 
     Args:
       x: The inputs.
       y: The outcomes.
       dtype: The float type.
+      weights: Weights of the records, shape [n], or None.
+      max_weight: The largest weight, or None.
     """
     if isinstance(x, UnitRows):
         return Records(x, y, None, len(x.mask))
-    return make_records(x, y, None, dtype=dtype, validate=False)
+    return make_records(x, y, weights, dtype=dtype, validate=False, max_weight=max_weight)
 
 
 def _calibrated(mechanism: Mechanism, epsilon: float, delta: float, num_steps: int) -> Mechanism:
@@ -248,16 +259,19 @@ class Replicates:
         self._compiled.begin(method.variables, _MANY_STEPS, gains_from_xla=True)
         self._start: list[tuple[tf.Variable, np.ndarray]] = []
 
-    def fit(self, x: Structure, y: Structure, seed: int) -> Replicate:
+    def fit(
+        self, x: Structure, y: Structure, seed: int, weights: np.ndarray | None = None
+    ) -> Replicate:
         """Fits one data set.
 
         Args:
           x: The inputs.
           y: The outcomes.
           seed: Determines all random numbers of the fit.
+          weights: The weights, for a method with a largest one.
         """
         begun = time.perf_counter()
-        released = self._run(x, y, seed)
+        released = self._run(x, y, seed, weights)
         ran = time.perf_counter()
         level = _LOG.level
         _LOG.setLevel(logging.ERROR)
@@ -269,10 +283,12 @@ class Replicates:
         ended = time.perf_counter()
         return Replicate(draws, calibrated, ended - begun, ended - ran)
 
-    def _run(self, x: Structure, y: Structure, seed: int) -> Released:
+    def _run(
+        self, x: Structure, y: Structure, seed: int, weights: np.ndarray | None
+    ) -> Released:
         """Runs all steps from the start; returns what accumulated."""
         method = self.method
-        records = records_of(x, y, method.model.dtype).tensors()
+        records = records_of(x, y, method.model.dtype, weights).tensors()
         steps = self._compiled.steps_for(method.mechanism, records)
         # Tracing has made the optimizer's variables.
         if not self._start:
