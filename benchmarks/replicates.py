@@ -283,9 +283,7 @@ class Replicates:
         ended = time.perf_counter()
         return Replicate(draws, calibrated, ended - begun, ended - ran)
 
-    def _run(
-        self, x: Structure, y: Structure, seed: int, weights: np.ndarray | None
-    ) -> Released:
+    def _run(self, x: Structure, y: Structure, seed: int, weights: np.ndarray | None) -> Released:
         """Runs all steps from the start; returns what accumulated."""
         method = self.method
         records = records_of(x, y, method.model.dtype, weights).tensors()

@@ -37,6 +37,18 @@ MATRIX_NOISE = 8.8
 SCALAR_NOISE = 44.0
 
 
+class RecordWeights(NamedTuple):
+    """Survey weights of n records.
+
+    Attributes:
+      weight: Finite and not negative, shape [n].
+      most: The largest that a weight can be, a scalar.
+    """
+
+    weight: tf.Tensor
+    most: tf.Tensor
+
+
 class CentredScores(NamedTuple):
     """The centred clip of n records, and what their model expects of it: exact, *not private*.
 
@@ -45,7 +57,8 @@ class CentredScores(NamedTuple):
       rows: Rows for each record, shape [n, m, d]. Their outer products sum to the expected
         `w f u u^T`, whose trace is cut to C^2; f is the clip's factor, w the weight, 1 without.
       scale: The expected `min(w f |u|^2, 3 C^2)`, shape [n].
-      square: `|psi|^2` of the records' outcomes, shape [n]; with weights `min(|psi|^2 / w, C^2)`.
+      square: `|psi|^2` of the records' outcomes, shape [n]; with weights of at most m
+        `w min(|psi / w|^2, C^2 / m)`, which is linear in w unless psi is cut.
       expected: The expectation of the same, shape [n], at most C^2.
       slope: Two sets of rows for each record, whose products sum to the expected `psi u^T`.
       excess_slope: The derivative of `expected` in whitened coordinates, at which outcomes are
@@ -74,7 +87,7 @@ def centre_two_outcomes(
     probability: tf.Tensor,
     outcome: tf.Tensor,
     bound: float,
-    weight: tf.Tensor | None = None,
+    weights: RecordWeights | None = None,
 ) -> CentredScores:
     """Returns the centred clip for outcomes 0 and 1, in closed form.
 
@@ -86,8 +99,9 @@ def centre_two_outcomes(
       probability: p, shape [n].
       outcome: y, 0 or 1, shape [n].
       bound: The clip C.
-      weight: Survey weights of the records, shape [n]; None for ones.
+      weights: Survey weights of the records; None for ones.
     """
+    weight = None if weights is None else weights.weight
     square = tf.reduce_sum(tf.square(difference), axis=1) + _least(difference)
     longest = tf.sqrt(square) * tf.maximum(probability, 1.0 - probability)
     own = _own_bound(bound, weight)
@@ -99,17 +113,17 @@ def centre_two_outcomes(
     trace = slope * square
     kept = slope * _at_most(trace, bound**2)
     row = difference[:, None]
-    # Squares of both outcomes over (y - p)^2.
-    lengths = weighted * factor * square
+    # Squares of both outcomes over (y - p)^2, before weights.
+    lengths = tf.square(factor) * square
     residual = outcome - probability
-    both = [_capped(weight, lengths * tf.square(y - probability), bound) for y in (1.0, 0.0)]
+    both = [_counted(weights, lengths * tf.square(y - probability), bound) for y in (1.0, 0.0)]
     expected = probability * both[0] + (1.0 - probability) * both[1]
     away = both[0] - both[1]
     return CentredScores(
         psi=(residual * weighted)[:, None] * difference,
         rows=tf.sqrt(kept)[:, None, None] * row,
         scale=tf.minimum(trace, _SCALE_CAP * bound**2),
-        square=_capped(weight, lengths * tf.square(residual), bound),
+        square=_counted(weights, lengths * tf.square(residual), bound),
         expected=expected,
         slope=(slope[:, None, None] * row, row),
         excess_slope=(variance * away)[:, None] * difference,
@@ -129,7 +143,7 @@ def centre_outcomes(
     iterations: int = _ITERATIONS,
     *,
     jacobian: tf.Tensor | None = None,
-    weight: tf.Tensor | None = None,
+    survey: RecordWeights | None = None,
 ) -> CentredScores:
     """Returns the centred clip for J outcomes of each record.
 
@@ -144,8 +158,9 @@ def centre_outcomes(
       iterations: The number of fixed-point steps for the centre.
       jacobian: Whitened derivatives of a distribution's p parameters, shape [n, p, d]: whitened
         scores are the factors times these. None for the identity.
-      weight: Survey weights of the records, shape [n]; None for ones.
+      survey: Survey weights of the records; None for ones.
     """
+    weight = None if survey is None else survey.weight
     own_bound = _own_bound(bound, weight)
     # Records come last: sums over few outcomes or parameters are slow where these are.
     scores = tf.transpose(scores, [1, 2, 0])
@@ -168,7 +183,7 @@ def centre_outcomes(
     )
     trace = _weighted(weight, factor * square)
     kept = model_weights * _weighted(weight, factor) * _at_most(trace, bound**2)
-    lengths = _capped(weight, _weighted(weight, _squares(psi, gram)), bound)
+    lengths = _counted(survey, _squares(psi, gram), bound)
     wide_products = _weighted(weight, _products(wide, away, gram))
     expected = tf.reduce_sum(model_weights * lengths, axis=0)
     beyond = lengths - expected
@@ -191,14 +206,14 @@ def centre_outcomes(
         rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
         slope = (jacobian, _times(_outer(weighted, away), jacobian))
         excess_slope = _times(excess_slope[:, None], jacobian)[:, 0]
-    own_square = _weighted(weight, tf.reduce_sum(tf.square(own), axis=1))
+    own_square = _counted(survey, tf.reduce_sum(tf.square(own), axis=1), bound)
     if weight is not None:
         own, own_wide = (weight[:, None] * part for part in (own, own_wide))
     return CentredScores(
         psi=own,
         rows=rows,
         scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=0),
-        square=_capped(weight, own_square, bound),
+        square=own_square,
         expected=tf.minimum(expected, bound**2),
         slope=slope,
         excess_slope=excess_slope,
@@ -219,9 +234,11 @@ def _weighted(weight: tf.Tensor | None, value: tf.Tensor) -> tf.Tensor:
     return value if weight is None else weight * value
 
 
-def _capped(weight: tf.Tensor | None, square: tf.Tensor, bound: float) -> tf.Tensor:
-    """Returns `|psi|^2 / w` cut to C^2; without weights it is at most that."""
-    return square if weight is None else tf.minimum(square, bound**2)
+def _counted(survey: RecordWeights | None, square: tf.Tensor, bound: float) -> tf.Tensor:
+    """Returns the squares of clipped scores as `CentredScores.square` counts them."""
+    if survey is None:
+        return square
+    return survey.weight * tf.minimum(square, bound**2 / survey.most)
 
 
 def _of_mean_zero(

@@ -156,6 +156,22 @@ class Checks:
         return sentences
 
     @property
+    def notes(self) -> list[str]:
+        """Returns sentences on weights: what they cost, and what is not checked with them."""
+        if math.isnan(self.weight_variation) and math.isnan(self.cut):
+            return []
+        cut = "all weights are alike, to what the release says"
+        if not math.isnan(self.cut):
+            cut = (
+                f"the clip cuts {max(self.cut, 0.0):.1%} +- {self.cut_noise:.1%} of the weighted "
+                "scores"
+            )
+        return [
+            f"weights: design effect {1.0 + self.weight_variation:.2f}, {cut}; with weights, "
+            "neither the ranks of outcomes nor a wider clip are compared"
+        ]
+
+    @property
     def _slow(self) -> str:
         """Returns what to do against slow training."""
         return (

@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.model import as_event
-from tfp_dpvi.calibrated.centred import CentredScores, centre_outcomes, centre_two_outcomes
+from tfp_dpvi.calibrated.centred import (
+    CentredScores,
+    RecordWeights,
+    centre_outcomes,
+    centre_two_outcomes,
+)
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import centred_ranks, num_orders
 from tfp_dpvi.calibrated.twins import simulate_twins
@@ -26,11 +31,11 @@ class RecordClip(NamedTuple):
 
     Attributes:
       bound: The clip C.
-      weight: Survey weights, finite and not negative, shape [n]; None for ones.
+      weights: Survey weights; None for ones.
     """
 
     bound: float
-    weight: tf.Tensor | None = None
+    weights: RecordWeights | None = None
 
 
 class OutcomeScores(NamedTuple):
@@ -86,7 +91,7 @@ class OutcomeScores(NamedTuple):
             observed,
             clip.bound,
             jacobian=jacobian,
-            weight=clip.weight,
+            survey=clip.weights,
         )
         return information, centred
 
@@ -196,7 +201,7 @@ def model_scores(
     *,
     bound: float,
     num_twins: int,
-    weight: tf.Tensor | None = None,
+    weights: RecordWeights | None = None,
 ) -> ModelScores:
     """Returns the centred scores of a batch of records.
 
@@ -209,9 +214,9 @@ def model_scores(
       key: The key of the twins' draws.
       bound: The clip C.
       num_twins: K.
-      weight: Survey weights, finite and not negative, shape [n]; None for ones.
+      weights: Survey weights; None for ones.
     """
-    clip = RecordClip(bound, weight)
+    clip = RecordClip(bound, weights)
     # Samplers take finite inputs; scores are of the records as they are, so that bad ones count for
     # nothing.
     finite = {**records, "x": tf.nest.map_structure(_finite, records["x"])}

@@ -19,6 +19,7 @@ from scipy import stats
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.units import row_distribution
+from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
@@ -300,7 +301,8 @@ class Scoring:
                     return _clipped_sum(scores, clip, None)
                 share, is_weight = _share_of(records["sample_weight"], self.max_weight)
                 mask = mask & is_weight
-                scores = self._scores(vector, whitening, records, mask, key, gain * share)
+                weights = RecordWeights(gain * share, gain)
+                scores = self._scores(vector, whitening, records, mask, key, weights)
                 return _clipped_sum(scores, clip, share)
 
             def pull_back(released: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -334,7 +336,7 @@ class Scoring:
         records: dict[str, Structure],
         mask: tf.Tensor,
         key: tf.Tensor,
-        weight: tf.Tensor | None = None,
+        weights: RecordWeights | None = None,
     ) -> ModelScores:
         return model_scores(
             Place(self.pairing, vector, whitening),
@@ -343,7 +345,7 @@ class Scoring:
             key,
             bound=self.clip.bound,
             num_twins=self.num_twins or NUM_TWINS,
-            weight=weight,
+            weights=weights,
         )
 
     def _step(self, mean: tf.Tensor) -> tf.Tensor:
@@ -658,11 +660,14 @@ class Scoring:
             lengths=sums["lengths"],
         )
 
-    def _public_weights(self) -> tf.Tensor | None:
-        """Returns weights of the public inputs under the clip, shape [n]; None without weights."""
+    def _public_weights(self) -> RecordWeights | None:
+        """Returns weights of the public inputs under the clip; None without weights."""
         if self.max_weight is None:
             return None
-        return tf.constant(self.scale.weights, self.theta.dtype)
+        dtype = self.theta.dtype
+        return RecordWeights(
+            tf.constant(self.scale.weights, dtype), tf.constant(self.scale.gain, dtype)
+        )
 
     def _moments_alike(self, theta: np.ndarray, trace: float | None = None) -> SimulatedMoments:
         """Returns the moments at public inputs in coordinates of their own.
@@ -693,7 +698,7 @@ class Scoring:
         whitening: tf.Tensor,
         x: Structure,
         key: tf.Tensor,
-        weight: tf.Tensor | None,
+        weights: RecordWeights | None,
     ) -> dict[str, tf.Tensor]:
         num = tf.nest.flatten(x)[0].shape[0]
         rows = {"x": x} if self.pairing.generative else {"x": x, "y": ()}
@@ -702,10 +707,12 @@ class Scoring:
         outcomes, usable = simulate_twins(distribution, rows, seed)
         records = {"x": outcomes} if self.pairing.generative else {"x": x, "y": outcomes}
         mask = tf.fill([num], True) & usable
-        scores = self._scores(vector, whitening, records, mask, key, weight)
+        scores = self._scores(vector, whitening, records, mask, key, weights)
         centred = scores.centred
         squares = self._squares(centred.rows)
-        lengths = tf.zeros([0], vector.dtype) if weight is None else centred.length / weight
+        lengths = tf.zeros([0], vector.dtype)
+        if weights is not None:
+            lengths = centred.length / weights.weight
         return {
             "ranks_slope": tf.reduce_sum(scores.ranks_slope, axis=0),
             "squares": tf.reduce_sum(squares, axis=0),

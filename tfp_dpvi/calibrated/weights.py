@@ -140,10 +140,10 @@ class ReleasedWeights:
         count = float(np.asarray(accumulated["curvature"]["steps"])[used].sum())
         if "weights" not in names or not count:
             return None
-        means = np.asarray(accumulated["weights"])[used].sum(axis=0) / count
+        means = (np.asarray(accumulated["weights"])[used].sum(axis=0) / count).tolist()
         deviation = mechanism.deviations[1 + names.index("weights")]
         noise = deviation / (mechanism.expected_batch_size * math.sqrt(count))
-        return cls(*(float(mean) for mean in means), noise)
+        return cls(means[0], means[1], means[2], means[3], noise)
 
     @property
     def is_known(self) -> bool:

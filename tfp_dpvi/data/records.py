@@ -70,27 +70,29 @@ class Records:
           ValueError: Rows of a person have unlike weights, or rows have weights without a largest
             one, or several outcomes.
         """
-        weight = None if self.sample_weight is None else self._weights_of_units(units)
+        weight = self.sample_weight
+        weight = None if weight is None else self._weights_of_units(weight, units)
         if self.y is not None and tf.nest.is_nested(self.y):
             raise ValueError("unit_ids: y must be one array; stack outcomes into shape [N, k].")
         x = units.group_inputs(self.x)
         y = None if self.y is None else units.group_array(self.y)
         return Records(x, y, weight, len(units.places), units, self.max_weight)
 
-    def _weights_of_units(self, units: Units) -> np.ndarray:
+    def _weights_of_units(self, weight: np.ndarray, units: Units) -> np.ndarray:
         """Returns the weight of each person, shape [n], that of all its rows."""
         if self.max_weight is None:
             raise ValueError(
                 "sample_weight with unit_ids: a weight of single rows has no meaning for a person. "
                 "Leave one of them out, or pass max_weight for weights of persons."
             )
-        weights = self.sample_weight[units.places]
+        weights: np.ndarray = weight[units.places]
         if (weights != weights[:, :1]).any():
             raise ValueError(
                 "sample_weight differs between rows of one person: a person, household or cluster "
                 "has one weight. Give all of its rows the same."
             )
-        return weights[:, 0]
+        first: np.ndarray = weights[:, 0]
+        return first
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""

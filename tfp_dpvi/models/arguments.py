@@ -145,9 +145,7 @@ def make_data(
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     records = (
-        dataclasses.replace(
-            source.probe, max_weight=check_max_weight(max_weight, sample_weight)
-        )
+        dataclasses.replace(source.probe, max_weight=check_max_weight(max_weight, sample_weight))
         if source
         else make_records(
             x,

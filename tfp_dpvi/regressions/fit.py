@@ -62,6 +62,7 @@ def regression(
     seed: int | None = None,
     unit: str | None = None,
     max_rows_per_unit: int | None = None,
+    weights: str | None = None,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
 
@@ -96,6 +97,9 @@ def regression(
         independent given the covariates. `num_records` then counts persons.
       max_rows_per_unit: With `unit`, the public largest number of rows of a person that are used,
         chosen at random.
+      weights: The column of survey weights, described in the schema, whose `upper` is the public
+        largest weight. The estimates are then those of the same regression on the whole
+        population, also if weights depend on outcomes. With `unit`, a person has one weight.
 
     Returns:
       The fitted `Regression`.
@@ -141,6 +145,7 @@ def regression(
     person = unit or "" if has_unit_effect else ""
     parts = _parts(design, family, priors or {}, person)
     _check_size(parts)
+    weighted = _weights(schema, weights, data, outside)
     y = _outcome_values(design, family, parts.outcome, data)
     rows = design.rows(data)
     if measured:
@@ -161,6 +166,7 @@ def regression(
         parts = dataclasses.replace(
             _parts(design, family, priors or {}, person), measured=tuple(measured), share=part
         )
+        weighted = _weights(schema, weights, data, outside)
         y = _outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
     model = DPVI(
@@ -170,12 +176,15 @@ def regression(
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
     x = parts.inputs(rows)
+    if weights is not None:
+        parts = dataclasses.replace(parts, weights=weights, max_weight=weighted["max_weight"])
     num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
     public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
     if persons:
         persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
-        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **persons)
+        settings = {**persons, **weighted}
+        model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **settings)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
@@ -204,6 +213,31 @@ def _persons(
             "persons: declare typical values in the schema."
         )
     return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most or 0, 1)}
+
+
+def _weights(schema: Schema, name: str | None, data: TableData, outside: str) -> dict[str, Any]:
+    """Returns the arguments of a fit that say what records weigh; none without weights."""
+    if name is None:
+        return {}
+    column = schema.columns.get(name)
+    if not isinstance(column, Numeric) or column.missing or column.lower < 0.0 or column.upper <= 0:
+        raise ValueError(
+            f"weights={check.shown(name)} needs a column that the schema describes as Continuous "
+            "or Integer, with lower=0 or more and without missing=True: its upper is public."
+        )
+    values = _numbers_within(schema, name, data, outside)
+    return {"sample_weight": values.astype(np.float32), "max_weight": float(column.upper)}
+
+
+def _numbers_within(schema: Schema, name: str, data: TableData, outside: str) -> np.ndarray:
+    """Returns the numbers of a column, within its bounds or moved to them, float64 [n]."""
+    column: Any = schema.columns[name]
+    values = schema.part([name]).arrays(data)[name]
+    numbers, strange = converted(column.to_numbers, values)
+    if outside == "clip":
+        values = np.where(strange | np.isnan(numbers), values, column.clipped(numbers))
+    column.encode(name, values)
+    return np.asarray(values, np.float64)
 
 
 def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
@@ -319,14 +353,10 @@ def _pair(name: str, prior: Any) -> tuple[float, float]:
 def _outcome_values(design: Design, family: str, outcome: Outcome, data: TableData) -> np.ndarray:
     name = design.outcome
     column = design.schema.columns[name]
-    values = design.schema.part([name]).arrays(data)[name]
     if not isinstance(column, Numeric):
+        values = design.schema.part([name]).arrays(data)[name]
         return column.encode(name, values).astype(np.float32)
-    numbers, strange = converted(column.to_numbers, values)
-    if design.outside == "clip":
-        values = np.where(strange | np.isnan(numbers), values, column.clipped(numbers))
-    column.encode(name, values)
-    numbers = np.asarray(values, np.float64)
+    numbers = _numbers_within(design.schema, name, data, design.outside)
     if family == "ordinal":
         return (numbers - column.lower).astype(np.float32)
     if family == "normal":

@@ -46,6 +46,8 @@ class Parts:
       scale: What it is divided by.
       measured: Columns whose typical values or shares were released first.
       share: The share of epsilon and delta for that release.
+      weights: The column of weights, or "".
+      max_weight: The largest weight, by the schema; 0 without weights.
     """
 
     family: str
@@ -57,6 +59,8 @@ class Parts:
     scale: tuple[float, ...]
     measured: tuple[str, ...] = ()
     share: float = 0.0
+    weights: str = ""
+    max_weight: float = 0.0
 
     @property
     def prior(self) -> dict[str, Any]:
@@ -288,6 +292,12 @@ class Regression:
                 f"typical values of {', '.join(parts.measured)}: released from the records for "
                 f"{parts.share:.0%} of epsilon and delta"
             )
+        if parts.weights:
+            found.append(
+                f"weights: {parts.weights}, at most {parts.max_weight:g}; the estimates are those "
+                "of the same regression on the whole population"
+            )
+            found += self._posterior_summary.checks.notes if self._posterior_summary.checks else []
         if parts.layout.unit:
             found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
         plan = self.model.privacy_account.plan
