@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,14 @@ from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import LINKS, NUM_POINTS, Layout, Outcome, outcome_levels
+from tfp_dpvi.regressions.population import (
+    Outcomes,
+    Strata,
+    check_estimate,
+    estimates,
+    make_strata,
+    table,
+)
 from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
@@ -453,6 +462,83 @@ class Regression:
         size = 1.0 / draws["alpha"][:, None]
         rates = generator.gamma(np.broadcast_to(size, mean.shape)) * mean / size
         return mean, generator.poisson(np.minimum(rates, 1e15)).astype(np.float64)
+
+    def population(
+        self,
+        counts: TableData,
+        *,
+        by: Sequence[str] | str = (),
+        count: str = "count",
+        estimate: str = "mean",
+        at: float | None = None,
+        level: float = 0.94,
+        seed: int = 0,
+    ) -> pandas.DataFrame:
+        """Returns estimates of a finite population or of its areas: post-stratification.
+
+        It is a function of the posterior and of the public table, and costs no privacy.
+
+        Args:
+          counts: A public table with the covariates' columns and a column of how many persons of
+            the population have these values: the whole population, the sample included.
+          by: Columns of the table; there is an estimate for each combination of their values, such
+            as each county. By default one for all.
+          count: The column of numbers of persons.
+          estimate: "mean" (of Bernoulli outcomes the share, of categorical and ordinal ones that of
+            each level), "total", "share" of outcomes of at most `at`, or "quantile" `at`.
+          at: The value of a share, or the probability of a quantile.
+          level: The probability of the intervals, which are central.
+          seed: The seed of the draws of persons' outcomes.
+
+        Returns:
+          A pandas DataFrame with a row each area: the columns of `by`, "count", "estimate", "sd"
+          and the interval's ends, in the units of the formula's outcome; with a row each level, and
+          its name in "level", for categorical and ordinal families.
+
+        Raises:
+          ValueError: Columns or counts do not fit.
+        """
+        import pandas
+
+        level = check.probability("level", level)
+        check_estimate(estimate, at, self.parts.family)
+        num_records = self.model.privacy_account.num_records
+        strata = make_strata(counts, count, by, num_records)
+        generator = np.random.default_rng(seed)
+        rows = self.design.rows(counts)
+        strata, outcomes, numbers = self._population(strata, rows, generator)
+        draws = estimates(outcomes, strata, numbers, estimate, at, generator)
+        names = None
+        if draws.ndim == 3:
+            names = outcome_levels(self.design.schema.columns[self.design.outcome])
+        return pandas.DataFrame(table(draws, strata, level, names))
+
+    def _population(
+        self, strata: Strata, rows: Rows, generator: np.random.Generator
+    ) -> tuple[Strata, Outcomes, np.ndarray]:
+        """Returns strata with distributions of outcomes and numbers of persons, [n] or [S, n].
+
+        Persons with intercepts of their own fall into classes of these, as many as quadrature has.
+        """
+        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        scores, numbers = self._score(rows), strata.counts
+        if self.parts.layout.unit:
+            points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+            shape = (len(scores), len(numbers))
+            whole = np.broadcast_to(numbers, shape).astype(np.int64)
+            numbers = generator.multinomial(whole, weights / weights.sum()).reshape(shape[0], -1)
+            intercepts = draws["unit_sd"][:, None, None, None] * points
+            scores = (scores[..., None] + intercepts).swapaxes(2, 3)
+            scores = scores.reshape(shape[0], -1, scores.shape[3])
+            counts = np.repeat(strata.counts / NUM_POINTS, NUM_POINTS)
+            strata = Strata(counts, np.repeat(strata.area, NUM_POINTS), strata.labels)
+        mean = self._outcomes(scores, draws, generator)[0]
+        spread = np.full([len(mean), 1], np.inf)
+        if self.parts.family == "normal":
+            spread = draws["sigma"][:, None] * self.parts.outcome.scale
+        elif self.parts.family == "negative_binomial":
+            spread = 1.0 / draws["alpha"][:, None]
+        return strata, Outcomes(self.parts.family, mean, spread), numbers
 
     def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.
