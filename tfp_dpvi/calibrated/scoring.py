@@ -94,7 +94,7 @@ _NUM_PRIOR_DRAWS = 4096
 _REFINEMENTS = 3
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
-_BISECTIONS = 8
+_BISECTIONS = 16
 # From this share of the clip on, a score counts as clipped.
 _CLIPPED = 0.98
 

@@ -33,6 +33,8 @@ _ALIKE = 0.02
 _KNOWN = 4.0
 _SURE = 2.0
 _BISECTIONS = 40
+# Of the share that may be cut: private weights and scores may have heavier tails than public ones.
+_PLANNED = 0.5
 # Of a score over the clip. A larger bound would have more noise, and shows more of a share that is
 # far too large anyway.
 _MOST_EXCESS = 0.5
@@ -237,10 +239,10 @@ def _beta_quantiles(mean: float, square: float, num: int) -> np.ndarray:
 
 
 def _least_clip(lengths: np.ndarray) -> float:
-    """Returns the least clip that cuts at most `MOST_CUT` of the sum of lengths."""
+    """Returns the least clip that cuts at most half of `MOST_CUT` of the sum of lengths."""
     lengths = lengths[np.isfinite(lengths)]
     low, high = 0.0, float(np.max(lengths, initial=1.0))
-    allowed = MOST_CUT * lengths.sum()
+    allowed = _PLANNED * MOST_CUT * lengths.sum()
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         cut = np.sum(np.maximum(lengths - middle, 0.0))
