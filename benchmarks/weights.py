@@ -56,11 +56,10 @@ def included(weights, num, rng):
     return rng.permutation(chosen)[:num]
 
 
-def weights_of(y, rng):
-    """Weights from 1 to 20: persons with an outcome of 1 are oversampled."""
-    return np.clip(
-        np.exp(1.5 + np.where(y == 1, -1.2, 1.0) + 0.5 * rng.normal(size=len(y))), 1, MOST
-    )
+def weights_of(y, tilt, rng):
+    """Weights from 1 to 20: persons with an outcome of 1 are oversampled, the more the larger `tilt`."""
+    log_weights = np.where(y == 1, -1.2, 1.0) * tilt + 0.5 * rng.normal(size=len(y))
+    return np.clip(np.exp(1.5 + log_weights), 1.0, MOST)
 
 
 # ---------------------------------------------------------------------- logistic
@@ -71,7 +70,7 @@ def population(num, seed):
     x = rng.normal(size=(num, len(TRUTH)))
     x[:, 0] = 1.0
     y = (rng.random(num) < 1.0 / (1.0 + np.exp(-x @ TRUTH))).astype(float)
-    return x, y, weights_of(y, rng)
+    return x, y, weights_of(y, 1.0 + x[:, 1:] @ [0.5, 0.4, -0.4], rng)
 
 
 def logistic(size):
@@ -171,7 +170,7 @@ def one_areas(num, epsilon, seed):
     age = rng.choice([25, 40, 55, 70], size)
     score = -0.5 + 0.02 * (age - 47) + rng.normal(0.0, 0.5, NUM_AREAS)[area]
     y = (rng.random(size) < 1.0 / (1.0 + np.exp(-score))).astype(int)
-    weights = weights_of(y, rng)
+    weights = weights_of(y, np.ones(size), rng)
     frame = pd.DataFrame({"area": np.array(names)[area], "age": age, "y": y, "w": weights})
     counts = frame.groupby(["area", "age"]).size().reset_index(name="count")
     truth = frame.groupby("area")["y"].mean()
