@@ -112,6 +112,7 @@ def one_logistic(num, epsilon, seed):
         "epsilon": epsilon,
         "seed": seed,
         "covers": ((low < census) & (census < high)).tolist(),
+        "z": ((fit.draws.mean(axis=0) - census) / fit.draws.std(axis=0)).tolist(),
         "covers without weights": ((other_low < census) & (census < other_high)).tolist(),
         "covers without privacy": (np.abs(exact - census) < 1.645 * sd).tolist(),
         "width over that without privacy": ((high - low) / (2.0 * 1.645 * sd)).tolist(),

@@ -22,7 +22,7 @@ MOST_LACK_OF_FIT = 4.5
 LEAST_HALVES = 0.001
 # Of weighted scores, and the standard deviations of noise from which a share is surely above it.
 MOST_CUT = 0.01
-CLEAR_CUT = 2.0
+CLEAR_CUT = 2.33
 LEAST_RANKS = 0.002
 # Of posterior standard deviations, and the probability that chance is the reason.
 MOST_SHIFT = 1.0

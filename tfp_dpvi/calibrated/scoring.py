@@ -402,6 +402,7 @@ class Scoring:
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
+            self._widen_clip(accumulated, mechanism)
         gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
@@ -432,6 +433,26 @@ class Scoring:
         if released is not None:
             lengths = self._moments(self._theta(), self._coordinates.whitening).lengths
             self._set_scale(WeightScale.of_released(released, lengths))
+
+    def _widen_clip(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
+        """Takes a wider clip for the window if the last steps' releases say that it cut too much.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that releases.
+        """
+        if self.max_weight is None:
+            return
+        blocks = np.arange(_PUBLIC, _BURN_IN)
+        released = ReleasedWeights.of_blocks(accumulated, mechanism, blocks)
+        if released is None:
+            return
+        before = self.scale.gain
+        self._set_scale(self.scale.after(released))
+        # Scores that are not cut are linear in their weights.
+        smaller = self.scale.gain / before
+        self._slope = Slope(smaller * self._slope.per_record, smaller * self._slope.shrink)
+        self._prior_pull.assign(smaller * self._prior_pull)
 
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""

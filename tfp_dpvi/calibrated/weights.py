@@ -38,6 +38,10 @@ _PLANNED = 0.5
 # Of a score over the clip. A larger bound would have more noise, and shows more of a share that is
 # far too large anyway.
 _MOST_EXCESS = 0.5
+# By which factor weights are smaller under a wider clip, from which share cut on.
+_SLIGHTLY = 2.0 / 3.0
+_FAR_TOO_MUCH = 3.0
+_BY_FAR = 0.5
 
 
 class ScoreVariance(BlockSums):
@@ -210,11 +214,25 @@ class WeightScale:
             return cls(1.0 / released.mean, np.full(num, released.mean), are_alike=True)
         shares = np.ones(num)
         if released.is_known:
-            shares = _beta_quantiles(released.mean, released.square, num)
+            # What is not known of their spread widens the clip.
+            square = released.square + _SURE * released.noise
+            shares = _beta_quantiles(released.mean, square, num)
         clip = _least_clip(shares * np.sort(lengths))
         # In an order of their own: public inputs say nothing of weights.
         order = np.random.default_rng(0).permutation(num)
         return cls(1.0 / max(clip, 1e-6), shares[order], are_alike=False)
+
+    def after(self, released: ReleasedWeights) -> WeightScale:
+        """Returns that of a wider clip, if the present one turns out to cut too much.
+
+        Args:
+          released: What was released under this clip.
+        """
+        share = released.share_cut[0]
+        if self.are_alike or share <= MOST_CUT:
+            return self
+        narrower = _SLIGHTLY if share <= _FAR_TOO_MUCH * MOST_CUT else _BY_FAR
+        return dataclasses.replace(self, gain=narrower * self.gain)
 
     @property
     def weights(self) -> np.ndarray:
