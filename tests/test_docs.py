@@ -26,6 +26,7 @@ SLOW = (
     "guides/from_tensorflow_privacy.md",
     "guides/in_keras.md",
     "guides/local_latents.md",
+    "guides/official_statistics.md",
     "guides/persons.md",
     "guides/small_data.md",
     "guides/vae_researcher.md",
@@ -33,6 +34,7 @@ SLOW = (
 )  # 7 to 20 s each; the README runs.
 NEEDS = {
     "guides/arviz.md": "arviz",
+    "guides/official_statistics.md": "formulae",
     "guides/persons.md": "formulae",
     "guides/small_data.md": "sklearn",
     "regression.md": "formulae",
