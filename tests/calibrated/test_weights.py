@@ -31,13 +31,13 @@ def scores(seed=0):
 def centred(values, weights, observed, survey, bound=1.0):
     parts = (values, weights, weights, observed)
     if survey is not None:
-        survey = RecordWeights(tf.constant(survey), tf.constant(GAIN, tf.float64))
+        survey = RecordWeights(*map(tf.constant, (survey, np.float64(GAIN), np.float64(1.0))))
     return centre_outcomes(*map(tf.constant, parts), bound, 8, survey=survey)
 
 
 def two(difference, probability, outcome, survey, bound=1.0):
     if survey is not None:
-        survey = RecordWeights(tf.constant(survey), tf.constant(GAIN, tf.float64))
+        survey = RecordWeights(*map(tf.constant, (survey, np.float64(GAIN), np.float64(1.0))))
     return centre_two_outcomes(*map(tf.constant, (difference, probability, outcome)), bound, survey)
 
 
@@ -85,7 +85,7 @@ def test_two_outcomes_are_those_of_the_iteration():
     observed = np.stack([1 - outcome, outcome], axis=1)
     iterated = centre_outcomes(
         *map(tf.constant, (values, weights, weights, observed)), 1.0, 400,
-        survey=RecordWeights(tf.constant(survey), tf.constant(GAIN, tf.float64)),
+        survey=RecordWeights(*map(tf.constant, (survey, np.float64(GAIN), np.float64(1.0)))),
     )  # fmt: skip
     for name in ("psi", "square", "expected", "excess_slope", "excess_variance"):
         np.testing.assert_allclose(
@@ -104,7 +104,7 @@ def test_two_outcomes_are_those_of_the_iteration():
 def test_weights_of_one_change_nothing():
     values, weights, observed = scores()
     plain = centred(values, weights, observed, None)
-    survey = RecordWeights(tf.ones([NUM], tf.float64), tf.ones([], tf.float64))
+    survey = RecordWeights(tf.ones([NUM], tf.float64), *[tf.ones([], tf.float64)] * 2)
     parts = map(tf.constant, (values, weights, weights, observed))
     same = centre_outcomes(*parts, 1.0, 8, survey=survey)
     for name, part, other in zip(plain._fields, plain, same, strict=True):

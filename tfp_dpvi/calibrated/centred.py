@@ -43,10 +43,13 @@ class RecordWeights(NamedTuple):
     Attributes:
       weight: Finite and not negative, shape [n].
       most: The largest that a weight can be, a scalar.
+      spread: What rows' squares are divided by before they are cut to C^2, a scalar: where weights
+        and inputs go together a cut would change the curvature's shape.
     """
 
     weight: tf.Tensor
     most: tf.Tensor
+    spread: tf.Tensor
 
 
 class CentredScores(NamedTuple):
@@ -55,7 +58,8 @@ class CentredScores(NamedTuple):
     Attributes:
       psi: The clipped scores of the records' outcomes, shape [n, d], each of norm at most C.
       rows: Rows for each record, shape [n, m, d]. Their outer products sum to the expected
-        `w f u u^T`, whose trace is cut to C^2; f is the clip's factor, w the weight, 1 without.
+        `w f u u^T`, whose trace is cut to C^2; f is the clip's factor, w the weight over
+        `RecordWeights.spread`, 1 without.
       scale: The expected `min(w f |u|^2, 3 C^2)`, shape [n].
       square: `|psi|^2` of the records' outcomes, shape [n]; with weights of at most m
         `w min(|psi / w|^2, C^2 / m)`, which is linear in w unless psi is cut.
@@ -110,8 +114,9 @@ def centre_two_outcomes(
     # Of psi over the whitened difference.
     weighted = _weighted(weight, factor)
     slope = variance * weighted
-    trace = slope * square
-    kept = slope * _at_most(trace, bound**2)
+    spread = _over_spread(weights, slope)
+    trace = spread * square
+    kept = spread * _at_most(trace, bound**2)
     row = difference[:, None]
     # Squares of both outcomes over (y - p)^2, before weights.
     lengths = tf.square(factor) * square
@@ -181,8 +186,9 @@ def centre_outcomes(
     wide = _of_mean_zero(
         weights, _factor(square, WIDER * own_bound)[:, None] * away, gram, WIDER * own_bound
     )
-    trace = _weighted(weight, factor * square)
-    kept = model_weights * _weighted(weight, factor) * _at_most(trace, bound**2)
+    spread = _over_spread(survey, _weighted(weight, factor))
+    trace = spread * square
+    kept = model_weights * spread * _at_most(trace, bound**2)
     lengths = _counted(survey, _squares(psi, gram), bound)
     wide_products = _weighted(weight, _products(wide, away, gram))
     expected = tf.reduce_sum(model_weights * lengths, axis=0)
@@ -232,6 +238,11 @@ def _own_bound(bound: float, weight: tf.Tensor | None) -> float | tf.Tensor:
 def _weighted(weight: tf.Tensor | None, value: tf.Tensor) -> tf.Tensor:
     """Returns values of records, which run over the last dimension, times their weights."""
     return value if weight is None else weight * value
+
+
+def _over_spread(survey: RecordWeights | None, value: tf.Tensor) -> tf.Tensor:
+    """Returns values over `RecordWeights.spread`."""
+    return value if survey is None else value / survey.spread
 
 
 def _counted(survey: RecordWeights | None, square: tf.Tensor, bound: float) -> tf.Tensor:

@@ -220,6 +220,7 @@ class Scoring:
         square = np.eye(self.size)
         self._whitening = tf.Variable(square, dtype=dtype, trainable=False, name="whitening")
         self._weight_gain = tf.Variable(1.0, dtype=dtype, trainable=False, name="weight_gain")
+        self._spread = tf.Variable(1.0, dtype=dtype, trainable=False, name="spread")
         self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood = self._likelihood_at_start()
@@ -292,6 +293,7 @@ class Scoring:
             vector = self.vector()
             whitening = tf.convert_to_tensor(self._whitening)
             gain = tf.convert_to_tensor(self._weight_gain)
+            spread = tf.convert_to_tensor(self._spread)
 
             def clip_batch(
                 records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor
@@ -301,7 +303,7 @@ class Scoring:
                     return _clipped_sum(scores, clip, None)
                 share, is_weight = _share_of(records["sample_weight"], self.max_weight)
                 mask = mask & is_weight
-                weights = RecordWeights(gain * share, gain)
+                weights = RecordWeights(gain * share, gain, spread)
                 scores = self._scores(vector, whitening, records, mask, key, weights)
                 return _clipped_sum(scores, clip, share)
 
@@ -419,6 +421,7 @@ class Scoring:
     def _set_scale(self, scale: WeightScale) -> None:
         self.scale = scale
         self._weight_gain.assign(scale.gain)
+        self._spread.assign(scale.spread)
 
     def _see_weights(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Widens the clip such that it cuts hardly any weighted score; or not, if weights are alike.
@@ -598,7 +601,8 @@ class Scoring:
         if not len(used):
             raise ValueError("the fit was too short")
         cut = len(used) // 2
-        released = ReleasedSums.of_blocks(arrays, mechanism, used)
+        spread = self.scale.spread
+        released = ReleasedSums.of_blocks(arrays, mechanism, used, spread)
         # A single block has no halves, which only checks read.
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
@@ -661,23 +665,26 @@ class Scoring:
         sums = {name: part.numpy().astype(np.float64) for name, part in sums.items()}
         num = max(float(sums["num"]), 1.0)
         back = np.linalg.inv(whitening)
+        spread = self.scale.spread
         return SimulatedMoments(
             length=float(np.trace(sums["information"])) / num,
             information=symmetric(back @ sums["information"] @ back.T) / num,
-            matrix=symmetric(sums["matrix"]) / num,
+            matrix=spread * symmetric(sums["matrix"]) / num,
             slope=symmetric(sums["slope"]) / num,
-            scale=float(sums["scale"]) / num,
+            scale=spread * float(sums["scale"]) / num,
             expected=float(sums["expected"]) / num,
             excess_slope=sums["excess_slope"] / num,
             excess_variance=float(sums["excess_variance"]) / num,
             ranks_slope=sums["ranks_slope"] / num,
             num=num,
-            squares=sums["squares"] / num,
-            squares_variance=sums["fourth_powers"] / num - (sums["squares"] / num) ** 2,
+            squares=spread * sums["squares"] / num,
+            squares_variance=spread**2
+            * (sums["fourth_powers"] / num - (sums["squares"] / num) ** 2),
             wider=SimulatedWider(
                 *(float(sums[f"wider_{name}"]) / num for name in ("slope", "square", "product"))
             ),
             variance=float(sums["variance"]) / num,
+            spread=spread,
             lengths=sums["lengths"],
         )
 
@@ -685,10 +692,9 @@ class Scoring:
         """Returns weights of the public inputs under the clip; None without weights."""
         if self.max_weight is None:
             return None
-        dtype = self.theta.dtype
-        return RecordWeights(
-            tf.constant(self.scale.weights, dtype), tf.constant(self.scale.gain, dtype)
-        )
+        scale = self.scale
+        parts = (scale.weights, scale.gain, scale.spread)
+        return RecordWeights(*(tf.constant(part, self.theta.dtype) for part in parts))
 
     def _moments_alike(self, theta: np.ndarray, trace: float | None = None) -> SimulatedMoments:
         """Returns the moments at public inputs in coordinates of their own.

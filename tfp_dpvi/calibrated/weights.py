@@ -33,6 +33,8 @@ _ALIKE = 0.02
 _KNOWN = 4.0
 _SURE = 2.0
 _BISECTIONS = 40
+# More would hardly be cut, and have more noise.
+_SPREAD = 2.0
 # Of the share that may be cut: private weights and scores may have heavier tails than public ones.
 _PLANNED = 0.5
 # Of a score over the clip. A larger bound would have more noise, and shows more of a share that is
@@ -238,6 +240,11 @@ class WeightScale:
     def weights(self) -> np.ndarray:
         """The weights of public inputs under the clip 1, shape [n]."""
         return self.gain * self.shares
+
+    @property
+    def spread(self) -> float:
+        """See `RecordWeights`."""
+        return 1.0 if self.are_alike else _SPREAD
 
     @property
     def ratio(self) -> float:

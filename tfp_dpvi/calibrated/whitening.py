@@ -138,6 +138,7 @@ class SimulatedMoments:
       squares_variance: Its variance over records.
       wider: Those of scores under the wider clip.
       variance: The mean `|psi|^2`, of the simulated outcomes.
+      spread: See `RecordWeights`.
       lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
     """
 
@@ -155,6 +156,7 @@ class SimulatedMoments:
     squares_variance: np.ndarray
     wider: SimulatedWider
     variance: float = math.nan
+    spread: float = 1.0
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
@@ -205,7 +207,11 @@ class ReleasedSums:
 
     @classmethod
     def of_blocks(
-        cls, accumulated: dict[str, Any], mechanism: Mechanism, used: np.ndarray
+        cls,
+        accumulated: dict[str, Any],
+        mechanism: Mechanism,
+        used: np.ndarray,
+        spread: float = 1.0,
     ) -> ReleasedSums:
         """Returns the means over some blocks of steps.
 
@@ -213,6 +219,7 @@ class ReleasedSums:
           accumulated: The accumulators of the releases, by name.
           mechanism: The mechanism that released them.
           used: The numbers of the blocks.
+          spread: See `RecordWeights`.
         """
         blocks = accumulated["curvature"]
         count = blocks["steps"][used].sum()
@@ -228,19 +235,19 @@ class ReleasedSums:
         names = ["gradient", *(release.name for release in mechanism.joint)]
         deviations = zip(names, mechanism.deviations, strict=True)
         sds = {name: float(sd / (rate * np.sqrt(count))) for name, sd in deviations}
-        matrix, variance = num * mean_of(blocks["matrix"]), sum_of("variance")
+        matrix, variance = spread * num * mean_of(blocks["matrix"]), sum_of("variance")
         return cls(
             num_steps=int(count),
             theta=mean_of(blocks["theta"]),
             score=num * mean_of(blocks["gradient"]),
             matrix=matrix if matrix.ndim == 1 else symmetric(matrix),
-            scale=float(num * mean_of(accumulated["scale"])),
+            scale=float(spread * num * mean_of(accumulated["scale"])),
             excess=float(num * mean_of(accumulated["lack_of_fit"])),
             ranks=sum_of("ranks"),
             wider=sum_of("wider"),
             score_sd=sds["gradient"],
-            matrix_sd=sds["curvature"],
-            scale_sd=sds["scale"],
+            matrix_sd=spread * sds["curvature"],
+            scale_sd=spread * sds["scale"],
             excess_sd=sds["lack_of_fit"],
             ranks_sd=sds.get("ranks", math.nan),
             wider_sd=sds.get("wider", math.nan),
@@ -432,7 +439,7 @@ def draw_curvatures(
         sampling=variance * sampling,
         half_difference=halves,
         half_variance=half_variance,
-        most_trace=num_records * clip**2,
+        most_trace=simulated.spread * num_records * clip**2,
     )
     prior = CurvaturePrior(
         matrix=matrix,
