@@ -33,6 +33,8 @@ _LEAST_ALIKE = 8.0
 _SURELY_UNLIKE = 0.95
 _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
+# With weights, whose curvature is hardly cut.
+_WEIGHTED_SD = 0.02
 # Relative to the mean of the diagonal.
 _RIDGE = 1e-3
 # Prior standard deviation of the logarithm of a parameter's scale, at public inputs over private.
@@ -445,7 +447,7 @@ def draw_curvatures(
         matrix=matrix,
         degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
         log_factor_sd=_LOG_FACTOR_SD,
-        kappa=(kappa, _KAPPA_SD * kappa),
+        kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
         curvature=slope,
     )
     if not is_dense:
