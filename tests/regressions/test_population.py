@@ -22,7 +22,7 @@ def outcomes(family, scale=1.0):
     spread = {"normal": 0.7, "negative_binomial": 2.5}.get(family, np.inf)
     if family == "categorical":
         mean = np.stack([0.3 * mean, 0.7 * mean, 1.0 - mean], axis=2)
-    return Outcomes(family, mean, np.full([DRAWS, 1], spread))
+    return Outcomes(family, COUNTS, mean, np.full([DRAWS, 1], spread))
 
 
 def strata(areas=("a", "b", "a")):
@@ -41,7 +41,7 @@ def strata(areas=("a", "b", "a")):
 )
 def test_sums_of_persons_have_their_moments(family, variance):
     """Means and variances of 20,000 draws, each at 5 standard errors, for variances by kurtosis."""
-    sums = outcomes(family).sums(COUNTS, np.random.default_rng(0))
+    sums = outcomes(family).sums(np.random.default_rng(0))
     expected = COUNTS * variance(MEANS)
     np.testing.assert_array_less(
         np.abs(sums.mean(axis=0) - COUNTS * MEANS), 5.0 * np.sqrt(expected / DRAWS)
@@ -52,7 +52,7 @@ def test_sums_of_persons_have_their_moments(family, variance):
 
 
 def test_shares_of_levels_add_up_to_the_persons():
-    sums = outcomes("categorical").sums(COUNTS, np.random.default_rng(0))
+    sums = outcomes("categorical").sums(np.random.default_rng(0))
     np.testing.assert_array_equal(sums.sum(axis=2), np.tile(COUNTS, (DRAWS, 1)))
     expected = COUNTS[:, None] * outcomes("categorical").mean[0]
     np.testing.assert_allclose(sums.mean(axis=0), expected, rtol=0.05)
@@ -65,7 +65,7 @@ def test_a_quantile_is_that_of_simulated_persons(family, probability):
     scale = 1.0 if family == "normal" else 8.0
     both = outcomes(family, scale)
     one = strata(("a", "b", "c"))
-    found = estimates(both, one, COUNTS, "quantile", probability, np.random.default_rng(1))[:, 1]
+    found = estimates(both, one, "quantile", probability, np.random.default_rng(1))[:, 1]
     rng = np.random.default_rng(2)
     shape, mean = (DRAWS // 4, 40), scale * MEANS[1]
     persons = {
@@ -79,9 +79,7 @@ def test_a_quantile_is_that_of_simulated_persons(family, probability):
 
 def test_a_share_below_a_value_is_that_of_the_distribution():
     for family in ("normal", "poisson", "negative_binomial"):
-        found = estimates(
-            outcomes(family), strata(), COUNTS, "share", 0.5, np.random.default_rng(0)
-        )
+        found = estimates(outcomes(family), strata(), "share", 0.5, np.random.default_rng(0))
         below = outcomes(family).below(0.5)[0]
         expected = [np.sum((COUNTS * below)[[0, 2]]) / 10.0, below[1]]
         np.testing.assert_allclose(found.mean(axis=0), expected, atol=0.01)

@@ -148,8 +148,8 @@ class Checks:
         if self.cut - CLEAR_CUT * self.cut_noise > MOST_CUT:
             sentences.append(
                 f"the clip cuts {self.cut:.1%} of the weighted scores (limit {MOST_CUT:.0%}): if "
-                "weights depend on outcomes, estimates are biased; pass public_inputs that resemble "
-                "the private ones"
+                "weights depend on outcomes, estimates are biased; pass public_inputs that "
+                "resemble the private ones"
             )
         if self.parameters is not None:
             sentences += self.parameters.warnings

@@ -424,7 +424,7 @@ class Scoring:
         self._spread.assign(scale.spread)
 
     def _see_weights(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
-        """Widens the clip such that it cuts hardly any weighted score; or not, if weights are alike.
+        """Widens the clip such that it cuts hardly any weighted score, unless weights are alike.
 
         Args:
           accumulated: The fit's accumulators.

@@ -3,7 +3,7 @@
 A weighted score has the mean zero at the fit to the whole population, as Horvitz and Thompson's
 sums have, whether or not the weights depend on outcomes; but only while it is not cut. So the clip
 is so wide that it cuts at most 1 % of the weighted scores, and the share that it cuts is released.
-If weights are all alike they say nothing of outcomes, and the clip is that of a fit without weights.
+If weights are all alike they say nothing of outcomes, and the clip is that without weights.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ReleasedWeights:
 
     @property
     def is_known(self) -> bool:
-        """Whether the mean weight is more than noise."""
+        """True if the mean weight is more than noise."""
         return self.mean > _KNOWN * self.noise
 
     @property
@@ -165,7 +165,7 @@ class ReleasedWeights:
 
     @property
     def are_alike(self) -> bool:
-        """Whether all weights are surely the same, or nearly so."""
+        """True if all weights are surely the same, or nearly so."""
         if not self.is_known:
             return False
         # The square's error and the mean's, to first order.
@@ -175,7 +175,7 @@ class ReleasedWeights:
 
     @property
     def share_cut(self) -> tuple[float, float]:
-        """The share of weighted scores that the clip cuts, and the standard deviation of its noise."""
+        """The share of weighted scores that the clip cuts, and its standard deviation."""
         cut = _MOST_EXCESS * self.cut
         total = max(cut + self.kept, 1e-12)
         share = cut / total
@@ -205,7 +205,7 @@ class WeightScale:
     def of_released(cls, released: ReleasedWeights, lengths: np.ndarray) -> WeightScale:
         """Returns that under which the clip cuts at most `MOST_CUT` of the weighted scores.
 
-        Nobody knows which scores have the largest weights: the longest ones are taken to have them.
+        Which scores have the largest weights is not known: the longest ones are taken to have them.
 
         Args:
           released: What was released of weights.
@@ -248,7 +248,7 @@ class WeightScale:
 
     @property
     def ratio(self) -> float:
-        """The mean of squared weights over that of weights: what a score's variance has of these."""
+        """The mean of squared weights over that of weights."""
         return float(np.sum(self.weights**2) / np.sum(self.weights))
 
 

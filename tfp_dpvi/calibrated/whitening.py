@@ -419,28 +419,17 @@ def draw_curvatures(
     if not is_dense:
         released = dataclasses.replace(released, matrix=matrix)
     variance, fit = _score_variance(released, simulated, matrix, num_records)
-    # Of the released matrix itself.
-    variance = 1.0 if weighted else variance
     ranks = released.as_ranks(simulated.ranks_slope, num_records, num_twins)
     shift = released.as_shift(simulated)
     shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
-    sampling = (1.0 / released.sampling_rate - share) / released.num_steps
-    window = Window(
-        num_steps=released.num_steps,
-        theta=np.linalg.solve(whitening.T, released.theta),
-        path=np.zeros((1, size)),
-        jitter=np.zeros((1, size)),
-        score=released.score,
-        matrix=released.matrix,
-        scale=released.scale,
-        score_sd=released.score_sd,
-        matrix_sd=released.matrix_sd,
-        scale_sd=released.scale_sd,
-        simulation=variance * (share + sampling),
-        sampling=variance * sampling,
-        half_difference=halves,
-        half_variance=half_variance,
+    window = _window_of(
+        released,
+        whitening,
+        # Of the released variance itself, if there is one.
+        variance=1.0 if weighted else variance,
+        share=share,
+        halves=(halves, half_variance),
         most_trace=simulated.spread * num_records * clip**2,
     )
     prior = CurvaturePrior(
@@ -465,18 +454,49 @@ def draw_curvatures(
     if weighted:
         expected = num_records * simulated.variance / np.trace(simulated.matrix) * simulated.matrix
         variances = _draw_variances(released, expected, window, prior, generator, trusted=trusted)
+    seen = released.weights
     return Curvatures(
-        window,
-        slopes,
-        matrices,
-        variances,
-        fit,
-        ranks,
-        shift,
-        shrink,
-        resembles,
-        far,
-        released.weights,
+        window, slopes, matrices, variances, fit, ranks, shift, shrink, resembles, far, seen
+    )
+
+
+def _window_of(
+    released: ReleasedSums,
+    whitening: np.ndarray,
+    *,
+    variance: float,
+    share: float,
+    halves: tuple[tuple[np.ndarray, np.ndarray], float],
+    most_trace: float,
+) -> Window:
+    """Returns the window of released sums.
+
+    Args:
+      released: The released sums.
+      whitening: W, shape [d, d].
+      variance: The variance of psi over the matrix.
+      share: The share of it that all steps have in common.
+      halves: See `Window.half_difference` and `Window.half_variance`.
+      most_trace: See `Window`.
+    """
+    size = len(released.theta)
+    sampling = (1.0 / released.sampling_rate - share) / released.num_steps
+    return Window(
+        num_steps=released.num_steps,
+        theta=np.linalg.solve(whitening.T, released.theta),
+        path=np.zeros((1, size)),
+        jitter=np.zeros((1, size)),
+        score=released.score,
+        matrix=released.matrix,
+        scale=released.scale,
+        score_sd=released.score_sd,
+        matrix_sd=released.matrix_sd,
+        scale_sd=released.scale_sd,
+        simulation=variance * (share + sampling),
+        sampling=variance * sampling,
+        half_difference=halves[0],
+        half_variance=halves[1],
+        most_trace=most_trace,
     )
 
 
@@ -491,7 +511,7 @@ def _draw_variances(
 ) -> np.ndarray:
     """Returns draws of the sum of `psi psi^T` given its release, shape [K, d, d].
 
-    Its prior has the shape of the capped matrix at public inputs, whose weights are of no direction.
+    Its prior has the shape of the capped matrix at public inputs.
 
     Args:
       released: The released sums.

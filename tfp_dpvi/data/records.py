@@ -231,8 +231,8 @@ def make_records(
         above = sample_weight > sample_weight.dtype.type(max_weight or np.inf)
         if validate and above.any():
             raise ValueError(
-                f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare a "
-                "larger max_weight, or trim the weights by a public rule."
+                f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare "
+                "a larger max_weight, or trim the weights by a public rule."
             )
     return Records(x, y, sample_weight, num, max_weight=max_weight)
 

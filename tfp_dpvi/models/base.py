@@ -290,11 +290,6 @@ class DPModel(Model):
         return ()
 
     @property
-    def takes_max_weight(self) -> bool:
-        """See `Hooks.takes_max_weight`."""
-        return False
-
-    @property
     def takes_persons(self) -> bool:
         """See `Hooks.takes_persons`: unless a subclass has another clipped gradient."""
         return type(self).clipped_gradient is DPModel.clipped_gradient
@@ -606,14 +601,9 @@ class DPModel(Model):
             max_weight=max_weight,
         )
         fitting.check_callbacks(self, users, validation)
+        span, declared = range(initial_epoch, epochs), num_records is not None
         private = fitting.private_fit(
-            self,
-            state,
-            compiled,
-            data,
-            epochs=range(initial_epoch, epochs),
-            backup=backup,
-            declared=num_records is not None,
+            self, state, compiled, data, epochs=span, backup=backup, declared=declared
         )
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.

@@ -473,7 +473,7 @@ class DPVI(base.DPModel):
 
     @property
     def takes_max_weight(self) -> bool:
-        """See `Hooks.takes_max_weight`."""
+        """True if weights have a public bound, so that intervals are calibrated with them."""
         return self._scores
 
     @property

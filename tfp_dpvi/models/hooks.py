@@ -59,10 +59,6 @@ class Hooks(Protocol):
     def takes_persons(self) -> bool:
         """True if a record may be a person with several rows: an x that is a `UnitRows`."""
 
-    @property
-    def takes_max_weight(self) -> bool:
-        """True if weights have a public bound, so that intervals are calibrated with them."""
-
     # ------------------------------------------------------------------ before a fit
 
     def prepare(self, records: Records) -> None:

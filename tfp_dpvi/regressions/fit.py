@@ -135,17 +135,12 @@ def regression(
     design = Design(fixed, schema, missing=missing, outside=outside, constants=constants)
     column = schema.columns[design.outcome]
     check_outcome(family, design.outcome, column)
-    if design.has_transformed_outcome and family != "normal":
-        raise ValueError(
-            f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
-        )
-    if family == "categorical" and (design.groups or has_unit_effect):
-        raise ValueError('family="categorical" has no group effects: use common ones, + g.')
+    _check_family(family, design, has_unit_effect)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
     person = unit or "" if has_unit_effect else ""
     parts = _parts(design, family, priors or {}, person)
     _check_size(parts)
-    weighted = _weights(schema, weights, data, outside)
+    settings = {**persons, **_weights(schema, weights, data, outside)}
     y = _outcome_values(design, family, parts.outcome, data)
     rows = design.rows(data)
     if measured:
@@ -166,7 +161,6 @@ def regression(
         parts = dataclasses.replace(
             _parts(design, family, priors or {}, person), measured=tuple(measured), share=part
         )
-        weighted = _weights(schema, weights, data, outside)
         y = _outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
     model = DPVI(
@@ -176,19 +170,28 @@ def regression(
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
     x = parts.inputs(rows)
-    if weights is not None:
-        parts = dataclasses.replace(parts, weights=weights, max_weight=weighted["max_weight"])
+    parts = dataclasses.replace(
+        parts, weights=weights or "", max_weight=settings.get("max_weight", 0.0)
+    )
     num_public = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
     public = parts.inputs(design.rows(design.simulated(num_public, _SEED_PUBLIC)))
     if persons:
-        persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
+        settings["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
-        settings = {**persons, **weighted}
         model.fit(x, y, public_inputs=public, num_records=num_records, verbose=0, **settings)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
     return result
+
+
+def _check_family(family: str, design: Design, has_unit_effect: bool) -> None:
+    if design.has_transformed_outcome and family != "normal":
+        raise ValueError(
+            f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
+        )
+    if family == "categorical" and (design.groups or has_unit_effect):
+        raise ValueError('family="categorical" has no group effects: use common ones, + g.')
 
 
 def _persons(

@@ -102,8 +102,8 @@ def make_strata(
         )
     if num_records is not None and counts.sum() < num_records:
         raise ValueError(
-            f"counts add up to {counts.sum():,.0f} persons, fewer than the {num_records:,} records: "
-            "pass the counts of the whole population, not of the sample."
+            f"counts add up to {counts.sum():,.0f} persons, fewer than the {num_records:,} "
+            "records: pass the counts of the whole population, not of the sample."
         )
     return strata
 
@@ -129,23 +129,24 @@ class Outcomes:
 
     Attributes:
       family: The family.
+      counts: The numbers of persons, shape [n] or [S, n].
       mean: Expected outcomes, shape [S, n], or probabilities of levels, [S, n, levels].
       spread: Of normal outcomes the standard deviation, of negative binomial ones the size, shape
         [S, 1]; infinite for others.
     """
 
     family: str
+    counts: np.ndarray
     mean: np.ndarray
     spread: np.ndarray
 
-    def sums(self, counts: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Returns draws of the sum of the outcomes of so many persons, of the shape of `mean`.
+    def sums(self, generator: np.random.Generator) -> np.ndarray:
+        """Returns draws of the sum of all persons' outcomes, of the shape of `mean`.
 
         Args:
-          counts: The numbers of persons, shape [n] or [S, n].
           generator: The source of random numbers.
         """
-        whole = np.broadcast_to(counts, self.mean.shape[:2]).astype(np.int64)
+        whole = np.broadcast_to(self.counts, self.mean.shape[:2]).astype(np.int64)
         if self.family in _SHARED:
             shares = np.maximum(self.mean, 0.0)
             shares = shares / shares.sum(axis=2, keepdims=True)
@@ -185,7 +186,6 @@ class Outcomes:
 def estimates(
     outcomes: Outcomes,
     strata: Strata,
-    counts: np.ndarray,
     estimate: str,
     at: float | None,
     generator: np.random.Generator,
@@ -195,19 +195,18 @@ def estimates(
     Args:
       outcomes: The distributions of outcomes.
       strata: The areas of rows.
-      counts: The numbers of persons, shape [n] or [S, n].
       estimate: One of `ESTIMATES`.
       at: The value of a share, or the probability of a quantile.
       generator: The source of random numbers.
     """
     sizes = strata.sizes
     if estimate == "quantile":
-        return _quantiles(outcomes, strata, counts, float(at or 0.0), generator)
+        return _quantiles(outcomes, strata, float(at or 0.0), generator)
     if estimate == "share":
-        whole = np.broadcast_to(counts, outcomes.mean.shape).astype(np.int64)
+        whole = np.broadcast_to(outcomes.counts, outcomes.mean.shape).astype(np.int64)
         drawn = generator.binomial(whole, outcomes.below(float(at or 0.0)))
         return strata.totals(drawn.astype(np.float64)) / sizes
-    totals = strata.totals(outcomes.sums(counts, generator))
+    totals = strata.totals(outcomes.sums(generator))
     if estimate == "total":
         return totals
     return totals / (sizes[:, None] if totals.ndim == 3 else sizes)
@@ -216,7 +215,6 @@ def estimates(
 def _quantiles(
     outcomes: Outcomes,
     strata: Strata,
-    counts: np.ndarray,
     probability: float,
     generator: np.random.Generator,
 ) -> np.ndarray:
@@ -231,7 +229,7 @@ def _quantiles(
     levels = generator.beta(rank, sizes - rank + 1.0, size=(num, len(sizes)))
     low, high = (np.full(levels.shape, end) for end in outcomes.range)
     is_whole = outcomes.family != "normal"
-    weights = np.broadcast_to(counts, outcomes.mean.shape)
+    weights = np.broadcast_to(outcomes.counts, outcomes.mean.shape)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2.0
         middle = np.floor(middle) if is_whole else middle
@@ -264,8 +262,8 @@ def check_estimate(estimate: str, at: float | None, family: str) -> None:
         )
     if needs != (at is not None):
         raise ValueError(
-            f"at={check.shown(at)} with estimate={estimate!r}: pass at= the value of a share or the "
-            "probability of a quantile, and to no other estimate."
+            f"at={check.shown(at)} with estimate={estimate!r}: pass at= the value of a share or "
+            "the probability of a quantile, and to no other estimate."
         )
     if estimate == "quantile":
         check.probability("at", at)

@@ -506,8 +506,8 @@ class Regression:
         strata = make_strata(counts, count, by, num_records)
         generator = np.random.default_rng(seed)
         rows = self.design.rows(counts)
-        strata, outcomes, numbers = self._population(strata, rows, generator)
-        draws = estimates(outcomes, strata, numbers, estimate, at, generator)
+        strata, outcomes = self._population(strata, rows, generator)
+        draws = estimates(outcomes, strata, estimate, at, generator)
         names = None
         if draws.ndim == 3:
             names = outcome_levels(self.design.schema.columns[self.design.outcome])
@@ -515,8 +515,8 @@ class Regression:
 
     def _population(
         self, strata: Strata, rows: Rows, generator: np.random.Generator
-    ) -> tuple[Strata, Outcomes, np.ndarray]:
-        """Returns strata with distributions of outcomes and numbers of persons, [n] or [S, n].
+    ) -> tuple[Strata, Outcomes]:
+        """Returns strata with distributions of outcomes.
 
         Persons with intercepts of their own fall into classes of these, as many as quadrature has.
         """
@@ -538,7 +538,7 @@ class Regression:
             spread = draws["sigma"][:, None] * self.parts.outcome.scale
         elif self.parts.family == "negative_binomial":
             spread = 1.0 / draws["alpha"][:, None]
-        return strata, Outcomes(self.parts.family, mean, spread), numbers
+        return strata, Outcomes(self.parts.family, numbers, mean, spread)
 
     def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.
