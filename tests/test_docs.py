@@ -27,6 +27,7 @@ SLOW = (
     "guides/from_tensorflow_privacy.md",
     "guides/in_keras.md",
     "guides/local_latents.md",
+    "guides/official_statistics.md",
     "guides/persons.md",
     "guides/rehearsal.md",
     "guides/small_data.md",
@@ -36,6 +37,7 @@ SLOW = (
 NEEDS = {
     "guides/arviz.md": "arviz",
     "guides/checks.md": "formulae",
+    "guides/official_statistics.md": "formulae",
     "guides/persons.md": "formulae",
     "guides/rehearsal.md": "formulae",
     "guides/small_data.md": "sklearn",

@@ -8,6 +8,8 @@ For outcomes of few values the expectation is a sum. For others it is a mean ove
 twins, which at the true parameters are exchangeable with the record, so that psi is unbiased for
 each K. After a few iterations the rest `r = E clip(u)` is subtracted, and the difference multiplied
 by `C / (C + |r|)`: both keep the mean of zero and the bound C.
+
+A record of survey weight w has `psi = clip_C(w u) = w clip_{C / w}(u)`, its twins the same weight.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from tfp_dpvi.gradients.clip import Clip, tiny
 from tfp_dpvi.gradients.joint import JointRelease, Released
 from tfp_dpvi.privacy import Sensitivity
 
+# Below, a weight's bound C / w would overflow where it is squared.
+_LEAST_WEIGHT = 1e-6
 # Fixed-point steps for the centre.
 _ITERATIONS = 5
 # The wider clip over the clip.
@@ -33,36 +37,61 @@ MATRIX_NOISE = 8.8
 SCALAR_NOISE = 44.0
 
 
+class RecordWeights(NamedTuple):
+    """Survey weights of n records.
+
+    Attributes:
+      weight: Finite and not negative, shape [n].
+      most: The largest that a weight can be, a scalar.
+      spread: What rows' squares are divided by before they are cut to C^2, a scalar: where weights
+        and inputs go together a cut would change the curvature's shape.
+    """
+
+    weight: tf.Tensor
+    most: tf.Tensor
+    spread: tf.Tensor
+
+
 class CentredScores(NamedTuple):
     """The centred clip of n records, and what their model expects of it: exact, *not private*.
 
     Attributes:
       psi: The clipped scores of the records' outcomes, shape [n, d], each of norm at most C.
       rows: Rows for each record, shape [n, m, d]. Their outer products sum to the expected
-        `f u u^T`, whose trace is cut to C^2; f is the clip's factor.
-      scale: The expected `min(f |u|^2, 3 C^2)`, shape [n].
-      expected: The expected `|psi|^2`, shape [n], at most C^2.
+        `w f u u^T`, whose trace is cut to C^2; f is the clip's factor, w the weight over
+        `RecordWeights.spread`, 1 without.
+      scale: The expected `min(w f |u|^2, 3 C^2)`, shape [n].
+      square: `|psi|^2` of the records' outcomes, shape [n]; with weights of at most m
+        `w min(|psi / w|^2, C^2 / m)`, which is linear in w unless psi is cut.
+      expected: The expectation of the same, shape [n], at most C^2.
       slope: Two sets of rows for each record, whose products sum to the expected `psi u^T`.
-      excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, at which
-        outcomes are drawn, shape [n, d].
-      excess_variance: The variance of `|psi|^2` over outcomes, shape [n].
+      excess_slope: The derivative of `expected` in whitened coordinates, at which outcomes are
+        drawn, shape [n, d].
+      excess_variance: The variance of the same over outcomes, shape [n].
       wider: The scores of the records' outcomes under the clip `WIDER C`, shape [n, d].
       wider_slope: The trace of the slope of their expectation, shape [n].
+      length: The norms of the records' weighted scores before the clip, shape [n].
     """
 
     psi: tf.Tensor
     rows: tf.Tensor
     scale: tf.Tensor
+    square: tf.Tensor
     expected: tf.Tensor
     slope: tuple[tf.Tensor, tf.Tensor]
     excess_slope: tf.Tensor
     excess_variance: tf.Tensor
     wider: tf.Tensor
     wider_slope: tf.Tensor
+    length: tf.Tensor
 
 
 def centre_two_outcomes(
-    difference: tf.Tensor, probability: tf.Tensor, outcome: tf.Tensor, bound: float
+    difference: tf.Tensor,
+    probability: tf.Tensor,
+    outcome: tf.Tensor,
+    bound: float,
+    weights: RecordWeights | None = None,
 ) -> CentredScores:
     """Returns the centred clip for outcomes 0 and 1, in closed form.
 
@@ -74,26 +103,39 @@ def centre_two_outcomes(
       probability: p, shape [n].
       outcome: y, 0 or 1, shape [n].
       bound: The clip C.
+      weights: Survey weights of the records; None for ones.
     """
+    weight = None if weights is None else weights.weight
     square = tf.reduce_sum(tf.square(difference), axis=1) + _least(difference)
     longest = tf.sqrt(square) * tf.maximum(probability, 1.0 - probability)
-    weight, wide = (most / tf.maximum(longest, most) for most in (bound, WIDER * bound))
+    own = _own_bound(bound, weight)
+    factor, wide = (most / tf.maximum(longest, most) for most in (own, WIDER * own))
     variance = probability * (1.0 - probability)
-    slope = variance * weight
-    trace = slope * square
-    kept = slope * _at_most(trace, bound**2)
+    # Of psi over the whitened difference.
+    weighted = _weighted(weight, factor)
+    slope = variance * weighted
+    spread = _over_spread(weights, slope)
+    trace = spread * square
+    kept = spread * _at_most(trace, bound**2)
     row = difference[:, None]
+    # Squares of both outcomes over (y - p)^2, before weights.
+    lengths = tf.square(factor) * square
+    residual = outcome - probability
+    both = [_counted(weights, lengths * tf.square(y - probability), bound) for y in (1.0, 0.0)]
+    expected = probability * both[0] + (1.0 - probability) * both[1]
+    away = both[0] - both[1]
     return CentredScores(
-        psi=((outcome - probability) * weight)[:, None] * difference,
+        psi=(residual * weighted)[:, None] * difference,
         rows=tf.sqrt(kept)[:, None, None] * row,
         scale=tf.minimum(trace, _SCALE_CAP * bound**2),
-        expected=slope * weight * square,
+        square=_counted(weights, lengths * tf.square(residual), bound),
+        expected=expected,
         slope=(slope[:, None, None] * row, row),
-        excess_slope=(slope * weight * square * (1.0 - 2.0 * probability))[:, None] * difference,
-        excess_variance=variance
-        * tf.square(tf.square(weight) * square * (2.0 * probability - 1.0)),
-        wider=((outcome - probability) * wide)[:, None] * difference,
-        wider_slope=variance * wide * square,
+        excess_slope=(variance * away)[:, None] * difference,
+        excess_variance=variance * tf.square(away),
+        wider=(residual * _weighted(weight, wide))[:, None] * difference,
+        wider_slope=_weighted(weight, variance * wide * square),
+        length=_weighted(weight, tf.abs(residual) * tf.sqrt(square)),
     )
 
 
@@ -106,6 +148,7 @@ def centre_outcomes(
     iterations: int = _ITERATIONS,
     *,
     jacobian: tf.Tensor | None = None,
+    survey: RecordWeights | None = None,
 ) -> CentredScores:
     """Returns the centred clip for J outcomes of each record.
 
@@ -120,7 +163,10 @@ def centre_outcomes(
       iterations: The number of fixed-point steps for the centre.
       jacobian: Whitened derivatives of a distribution's p parameters, shape [n, p, d]: whitened
         scores are the factors times these. None for the identity.
+      survey: Survey weights of the records; None for ones.
     """
+    weight = None if survey is None else survey.weight
+    own_bound = _own_bound(bound, weight)
     # Records come last: sums over few outcomes or parameters are slow where these are.
     scores = tf.transpose(scores, [1, 2, 0])
     weights = tf.transpose(weights)
@@ -129,23 +175,27 @@ def centre_outcomes(
     gram = None if jacobian is None else _gram(jacobian)
     centre = _mean(weights, scores)
     for _ in range(iterations):
-        factors = weights * _factor(_squares(scores - centre, gram), bound)
+        factors = weights * _factor(_squares(scores - centre, gram), own_bound)
         centre = _mean(factors / tf.reduce_sum(factors, axis=0), scores)
     away = scores - centre
     square = _squares(away, gram)
-    factor = _factor(square, bound)
+    factor = _factor(square, own_bound)
     clipped = factor[:, None] * away
-    psi = _of_mean_zero(weights, clipped, gram, bound)
+    # Before the weight: at most C / w.
+    psi = _of_mean_zero(weights, clipped, gram, own_bound)
     wide = _of_mean_zero(
-        weights, _factor(square, WIDER * bound)[:, None] * away, gram, WIDER * bound
+        weights, _factor(square, WIDER * own_bound)[:, None] * away, gram, WIDER * own_bound
     )
-    trace = factor * square
-    kept = model_weights * factor * _at_most(trace, bound**2)
-    lengths = _squares(psi, gram)
-    wide_products = _products(wide, away, gram)
+    spread = _over_spread(survey, _weighted(weight, factor))
+    trace = spread * square
+    kept = model_weights * spread * _at_most(trace, bound**2)
+    lengths = _counted(survey, _squares(psi, gram), bound)
+    wide_products = _weighted(weight, _products(wide, away, gram))
     expected = tf.reduce_sum(model_weights * lengths, axis=0)
     beyond = lengths - expected
     own, own_wide = (tf.transpose(_mean(observed, rows)) for rows in (psi, wide))
+    length = _weighted(weight, tf.sqrt(tf.reduce_sum(observed * square, axis=0)))
+    psi = _weighted(weight, psi)
     excess_slope = tf.transpose(_mean(model_weights * beyond, away))
     rows = tf.transpose(tf.sqrt(kept)[:, None] * away, [2, 0, 1])
     weighted = tf.transpose(model_weights[:, None] * psi, [2, 0, 1])
@@ -155,35 +205,62 @@ def centre_outcomes(
         # In d dimensions once more, since the Gram matrix may have lost digits.
         own, own_wide = (
             _within(_times(part[:, None], jacobian)[:, 0], most)
-            for part, most in ((own, bound), (own_wide, WIDER * bound))
+            for part, most in ((own, own_bound), (own_wide, WIDER * own_bound))
         )
         rows = _times(_root(rows), jacobian)
         total = tf.reduce_sum(tf.square(rows), axis=[1, 2]) + rows.shape[1] * _least(rows)
         rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
         slope = (jacobian, _times(_outer(weighted, away), jacobian))
         excess_slope = _times(excess_slope[:, None], jacobian)[:, 0]
+    own_square = _counted(survey, tf.reduce_sum(tf.square(own), axis=1), bound)
+    if weight is not None:
+        own, own_wide = (weight[:, None] * part for part in (own, own_wide))
     return CentredScores(
         psi=own,
         rows=rows,
         scale=tf.reduce_sum(model_weights * tf.minimum(trace, _SCALE_CAP * bound**2), axis=0),
+        square=own_square,
         expected=tf.minimum(expected, bound**2),
         slope=slope,
         excess_slope=excess_slope,
         excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=0),
         wider=own_wide,
         wider_slope=tf.reduce_sum(model_weights * wide_products, axis=0),
+        length=length,
     )
 
 
+def _own_bound(bound: float, weight: tf.Tensor | None) -> float | tf.Tensor:
+    """Returns C / w, the bound on a record's score before its weight: shape [n], or C."""
+    return bound if weight is None else bound / tf.maximum(weight, _LEAST_WEIGHT)
+
+
+def _weighted(weight: tf.Tensor | None, value: tf.Tensor) -> tf.Tensor:
+    """Returns values of records, which run over the last dimension, times their weights."""
+    return value if weight is None else weight * value
+
+
+def _over_spread(survey: RecordWeights | None, value: tf.Tensor) -> tf.Tensor:
+    """Returns values over `RecordWeights.spread`."""
+    return value if survey is None else value / survey.spread
+
+
+def _counted(survey: RecordWeights | None, square: tf.Tensor, bound: float) -> tf.Tensor:
+    """Returns the squares of clipped scores as `CentredScores.square` counts them."""
+    if survey is None:
+        return square
+    return survey.weight * tf.minimum(square, bound**2 / survey.most)
+
+
 def _of_mean_zero(
-    weights: tf.Tensor, clipped: tf.Tensor, gram: tf.Tensor | None, bound: float
+    weights: tf.Tensor, clipped: tf.Tensor, gram: tf.Tensor | None, bound: float | tf.Tensor
 ) -> tf.Tensor:
     """Returns clipped scores less their mean, no longer than the clip, shape [J, p, n]."""
     rest = _mean(weights, clipped)
     return bound / (bound + tf.sqrt(_squares(rest[None], gram)[0])) * (clipped - rest)
 
 
-def _within(rows: tf.Tensor, bound: float) -> tf.Tensor:
+def _within(rows: tf.Tensor, bound: float | tf.Tensor) -> tf.Tensor:
     """Returns rows, shape [n, d], cut to the clip once more."""
     return rows * _factor(tf.reduce_sum(tf.square(rows), axis=1) + _least(rows), bound)[:, None]
 
@@ -265,7 +342,7 @@ def _least(rows: tf.Tensor) -> float:
     return rows.shape[-1] * tiny(rows.dtype)
 
 
-def _factor(square: tf.Tensor, bound: float) -> tf.Tensor:
+def _factor(square: tf.Tensor, bound: float | tf.Tensor) -> tf.Tensor:
     """Returns min(1, C / norm)."""
     return bound / tf.maximum(tf.sqrt(square), bound)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from typing import Any
@@ -58,7 +59,8 @@ class CentredFit:
         Raises:
           ValueError: They do not apply, or there are no public inputs where they are needed.
         """
-        kind = str(specs_of(records, 1))
+        _check_max_weight(records)
+        kind = f"{specs_of(records, 1)} {records.max_weight}"
         if self.scoring is None or kind != self._kind:
             try:
                 pairing = Pairing(self._model, records, log_scales=True)
@@ -74,7 +76,8 @@ class CentredFit:
                     "Use dpvi.local.quadrature or enumeration, or pass an optimizer to compile."
                 )
             size = len(pairing.index)
-            self.scoring = Scoring(pairing, self._inputs_like(records, public_inputs, size))
+            inputs = self._inputs_like(records, public_inputs, size)
+            self.scoring = Scoring(pairing, inputs, records.max_weight)
             self._kind = kind
         elif public_inputs is not None:
             inputs = self._inputs_like(records, public_inputs, self.scoring.size)
@@ -151,6 +154,15 @@ class CentredFit:
         return posterior
 
 
+def _check_max_weight(records: Records) -> None:
+    """Raises unless weights have a public bound."""
+    if records.sample_weight is not None and records.max_weight is None:
+        raise ValueError(
+            "max_weight is missing: with sample_weight, pass the public largest weight, which may "
+            "not be read off the records."
+        )
+
+
 def _standard_persons(x: UnitRows, num: int) -> UnitRows:
     """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on."""
     generator = np.random.default_rng(0)
@@ -200,7 +212,7 @@ def centred_posterior(
     unit = near_draws.std(axis=0)
     to_phi = np.linalg.inv(whitening.T) * unit[index]
     in_phi = LinearLikelihood.from_window(
-        window, curvatures.slopes, curvatures.matrices, np.arange(len(index))
+        window, curvatures.slopes, curvatures.variances, np.arange(len(index))
     )
     likelihood = LinearLikelihood(
         index, to_phi.T @ in_phi.precisions @ to_phi, in_phi.linear @ to_phi
@@ -221,7 +233,7 @@ def centred_posterior(
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
         to_phi.T @ curvatures.slopes.mean(axis=0) @ to_phi,
-        window.simulation * to_phi.T @ curvatures.matrices.mean(axis=0) @ to_phi,
+        window.simulation * to_phi.T @ curvatures.variances.mean(axis=0) @ to_phi,
         window.score_sd**2 * to_phi.T @ to_phi,
         scaled,
         index,
@@ -255,11 +267,18 @@ def _checks(
     checks = check_posterior(
         curvatures.window,
         curvatures.slopes,
-        curvatures.matrices,
+        curvatures.variances,
         in_phi,
         np.arange(len(index)),
         mismatch=curvatures.mismatch,
+        capped=curvatures.matrices,
     )
+    released = curvatures.weights
+    if released is not None:
+        cut, noise = (math.nan, math.nan) if scoring.scale.are_alike else released.share_cut
+        checks = dataclasses.replace(
+            checks, weight_variation=released.variation, cut=cut, cut_noise=noise
+        )
     unknown = np.full(coordinates.num, math.nan)
     try:
         width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))

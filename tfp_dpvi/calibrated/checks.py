@@ -24,6 +24,9 @@ LEAST_HALVES = 0.001
 # A lack of fit and a shift that matter: relative, and in posterior standard deviations.
 MOST_LACK_OF_FIT = 0.02
 MOST_SHIFT = 1.0
+# Of weighted scores, and the standard deviations of noise from which a share is surely above it.
+MOST_CUT = 0.01
+CLEAR_CUT = 2.33
 # Of the range in which scores are linear.
 MOST_EXTENT = 1.0
 # Below the largest kappa that the window states, 2.5.
@@ -72,6 +75,11 @@ class Checks:
       lack_of_fit_z: The same in standard deviations, of noise, outcomes and parameters.
       ranks: p-value of the ranks of outcomes and their densities among twins, which are uneven if
         tails, peak or symmetry of the likelihood are wrong; NaN without twins.
+      weight_variation: The squared coefficient of variation of survey weights, Kish's design effect
+        less 1; NaN without weights.
+      cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
+        alike, so that they say nothing of outcomes.
+      cut_noise: The standard deviation of the noise on `cut`.
     """
 
     distance: float
@@ -84,6 +92,9 @@ class Checks:
     lack_of_fit: float = math.nan
     lack_of_fit_z: float = math.nan
     ranks: float = math.nan
+    weight_variation: float = math.nan
+    cut: float = math.nan
+    cut_noise: float = math.nan
 
     def with_fit(
         self, excess: float, z: float, ranks: float, parameters: ParameterChecks
@@ -141,6 +152,12 @@ class Checks:
                 "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
                 f"{self.ranks:.1g}); for numbers try tfd.StudentT, or a scale that depends on x"
             )
+        if self.cut - CLEAR_CUT * self.cut_noise > MOST_CUT:
+            sentences.append(
+                f"the clip cuts {self.cut:.1%} of the weighted scores (limit {MOST_CUT:.0%}): if "
+                "weights depend on outcomes, estimates are biased; pass public_inputs that "
+                "resemble the private ones"
+            )
         if self.parameters is not None:
             sentences += self.parameters.warnings
             if "shift" in failed:
@@ -173,6 +190,22 @@ class Checks:
                 break
             failed.add(name)
         return failed
+
+    @property
+    def notes(self) -> list[str]:
+        """Returns sentences on weights: what they cost, and what is not checked with them."""
+        if math.isnan(self.weight_variation) and math.isnan(self.cut):
+            return []
+        cut = "all weights are alike, to what the release says"
+        if not math.isnan(self.cut):
+            cut = (
+                f"the clip cuts {max(self.cut, 0.0):.1%} +- {self.cut_noise:.1%} of the weighted "
+                "scores"
+            )
+        return [
+            f"weights: design effect {1.0 + self.weight_variation:.2f}, {cut}; with weights, "
+            "neither the ranks of outcomes nor a wider clip are compared"
+        ]
 
     @property
     def _slow(self) -> str:
@@ -218,6 +251,7 @@ def check_posterior(
     index: np.ndarray,
     linear: Mixture | None = None,
     mismatch: float = math.nan,
+    capped: np.ndarray | None = None,
 ) -> Checks:
     """Returns the checks of a fit, without those of single parameters.
 
@@ -229,6 +263,7 @@ def check_posterior(
       index: The coordinates that the likelihood reads, shape [d].
       linear: The posterior for a linear score, if it is another.
       mismatch: See `Checks`.
+      capped: Draws of the capped matrix, if M is another, shape [K, d, d].
     """
     covariance = mixture.covariance[np.ix_(index, index)]
 
@@ -244,7 +279,8 @@ def check_posterior(
     variance = window.half_variance * variance + _covariance(slopes @ theta)
     statistic = difference @ np.linalg.lstsq(variance, difference, rcond=None)[0]
     halves = float(stats.chi2.sf(statistic, len(away)))
-    traces = np.trace(slopes, axis1=1, axis2=2) / np.trace(matrices, axis1=1, axis2=2)
+    capped = matrices if capped is None else capped
+    traces = np.trace(slopes, axis1=1, axis2=2) / np.trace(capped, axis1=1, axis2=2)
     kappa = float(np.mean(traces))
     return Checks(distance_of(away), halves, kappa, window.curvature_signal, bend, mismatch)
 

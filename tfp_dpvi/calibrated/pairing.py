@@ -47,7 +47,7 @@ class Pairing:
     """
 
     def __init__(self, model: BayesianModel, records: Records, *, log_scales: bool = False) -> None:
-        if records.sample_weight is not None:
+        if records.sample_weight is not None and not log_scales:
             raise CannotPairError("sample_weight would change the curvature of pairs")
         self._model = model
         self.is_bound = False

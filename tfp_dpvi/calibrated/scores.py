@@ -8,7 +8,12 @@ from typing import Any, NamedTuple
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.model import as_event
-from tfp_dpvi.calibrated.centred import CentredScores, centre_outcomes, centre_two_outcomes
+from tfp_dpvi.calibrated.centred import (
+    CentredScores,
+    RecordWeights,
+    centre_outcomes,
+    centre_two_outcomes,
+)
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import centred_ranks, num_orders
 from tfp_dpvi.calibrated.twins import simulate_twins
@@ -19,6 +24,18 @@ from tfp_dpvi.gradients.vmap import gradients_of
 _MOST_VALUES = 8
 # Of a distribution whose scores are factorised.
 _MOST_PARAMETERS = 6
+
+
+class RecordClip(NamedTuple):
+    """The clip of n records, and their weights.
+
+    Attributes:
+      bound: The clip C.
+      weights: Survey weights; None for ones.
+    """
+
+    bound: float
+    weights: RecordWeights | None = None
 
 
 class OutcomeScores(NamedTuple):
@@ -48,7 +65,7 @@ class OutcomeScores(NamedTuple):
         weights: tf.Tensor,
         model_weights: tf.Tensor,
         observed: tf.Tensor,
-        bound: float,
+        clip: RecordClip,
     ) -> tuple[tuple[tf.Tensor, tf.Tensor], CentredScores]:
         """Returns the information, see `ModelScores`, and the centred clip.
 
@@ -57,7 +74,7 @@ class OutcomeScores(NamedTuple):
           weights: As for `centre_outcomes`.
           model_weights: As for `centre_outcomes`.
           observed: As for `centre_outcomes`.
-          bound: The clip C.
+          clip: The clip and the records' weights.
         """
         factors = _select(usable, self.factors)
         weighted = model_weights[..., None] * factors
@@ -68,7 +85,13 @@ class OutcomeScores(NamedTuple):
             outer = tf.linalg.matmul(weighted, factors, transpose_a=True)
             information = (jacobian, tf.linalg.matmul(outer, jacobian))
         centred = centre_outcomes(
-            factors, weights, model_weights, observed, bound, jacobian=jacobian
+            factors,
+            weights,
+            model_weights,
+            observed,
+            clip.bound,
+            jacobian=jacobian,
+            survey=clip.weights,
         )
         return information, centred
 
@@ -155,10 +178,11 @@ class ModelScores(NamedTuple):
             self.centred.expected,
         ):
             usable &= tf.reduce_all(tf.math.is_finite(part), axis=list(range(1, part.shape.rank)))
-        # On its own, so that nothing of it is computed where it is not released.
-        wider = self.centred.wider
+        # On their own, so that nothing of them is computed where they are not released.
+        wider, length = self.centred.wider, self.centred.length
         wider = _select(tf.reduce_all(tf.math.is_finite(wider), axis=1), wider)
-        centred = self.centred._replace(wider=wider)
+        length = _select(tf.math.is_finite(length), length)
+        centred = self.centred._replace(wider=wider, length=length)
         return ModelScores(
             _select(usable, self.losses),
             usable,
@@ -177,6 +201,7 @@ def model_scores(
     *,
     bound: float,
     num_twins: int,
+    weights: RecordWeights | None = None,
 ) -> ModelScores:
     """Returns the centred scores of a batch of records.
 
@@ -189,7 +214,9 @@ def model_scores(
       key: The key of the twins' draws.
       bound: The clip C.
       num_twins: K.
+      weights: Survey weights; None for ones.
     """
+    clip = RecordClip(bound, weights)
     # Samplers take finite inputs; scores are of the records as they are, so that bad ones count for
     # nothing.
     finite = {**records, "x": tf.nest.map_structure(_finite, records["x"])}
@@ -197,11 +224,11 @@ def model_scores(
     values = possible_values(distribution) if "y" in records else None
     arguments = (place, records, mask)
     if values is None:
-        return _of_twins(*arguments, finite, distribution, key, bound, num_twins).selected()
+        return _of_twins(*arguments, finite, distribution, key, clip, num_twins).selected()
     if len(values) == 2:
         # Finite as they are: what is released of a record is at most its squared distance.
-        return _of_two(*arguments, distribution, bound)
-    return _of_values(*arguments, distribution, values, bound).selected()
+        return _of_two(*arguments, distribution, clip)
+    return _of_values(*arguments, distribution, values, clip).selected()
 
 
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:
@@ -225,7 +252,7 @@ def _of_two(
     records: dict[str, Structure],
     mask: tf.Tensor,
     distribution: tfd.Distribution,
-    bound: float,
+    clip: RecordClip,
 ) -> ModelScores:
     """Returns the scores for outcomes 0 and 1, from one gradient: that of the log odds."""
     theta = place.theta
@@ -255,7 +282,8 @@ def _of_two(
     odds = _select(usable, odds)
     probability = tf.sigmoid(odds)
     variance = probability * (1.0 - probability)
-    centred = centre_two_outcomes(difference, probability, _select(usable, outcome), bound)
+    observed = _select(usable, outcome)
+    centred = centre_two_outcomes(difference, probability, observed, *clip)
     information = (variance[:, None, None] * difference[:, None], difference[:, None])
     losses = _select(usable, losses)
     return ModelScores(losses, usable, information, centred, *_no_ranks(centred))
@@ -267,7 +295,7 @@ def _of_values(
     mask: tf.Tensor,
     distribution: tfd.Distribution,
     values: list[int],
-    bound: float,
+    clip: RecordClip,
 ) -> ModelScores:
     """Returns the scores of all values that an outcome can have, and their probabilities."""
     num = tf.shape(mask)[0]
@@ -280,7 +308,7 @@ def _of_values(
     usable &= tf.reduce_all(~tf.math.is_nan(scores.logs), axis=1)
     weights = tf.nn.softmax(_select(usable, scores.logs), axis=1)
     logs = tf.where(observed > 0.0, scores.logs, tf.zeros_like(scores.logs))
-    information, centred = scores.centred(usable, weights, weights, observed, bound)
+    information, centred = scores.centred(usable, weights, weights, observed, clip)
     losses = _select(usable, -tf.reduce_sum(logs, axis=1))
     return ModelScores(losses, usable, information, centred, *_no_ranks(centred))
 
@@ -292,7 +320,7 @@ def _of_twins(
     finite: dict[str, Structure],
     distribution: tfd.Distribution,
     key: tf.Tensor,
-    bound: float,
+    clip: RecordClip,
     num_twins: int,
 ) -> ModelScores:
     """Returns the scores of the records' outcomes and of K twins each."""
@@ -317,7 +345,7 @@ def _of_twins(
     weights = tf.fill([num, size], tf.constant(1.0 / size, place.vector.dtype))
     model_weights = tf.concat([0.0 * ones, tf.tile(ones / num_twins, [1, num_twins])], axis=1)
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
-    information, centred = scores.centred(usable, weights, model_weights, first, bound)
+    information, centred = scores.centred(usable, weights, model_weights, first, clip)
     losses = _select(usable, -scores.logs[:, 0])
     orders = [centred_ranks(scores.logs, 1.0)]
     if num_orders(distribution) == 2:

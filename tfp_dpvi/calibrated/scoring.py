@@ -19,6 +19,7 @@ from scipy import stats
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.units import row_distribution
+from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
@@ -26,6 +27,13 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import OutcomeRanks, num_orders
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
+from tfp_dpvi.calibrated.weights import (
+    ReleasedWeights,
+    ScoreVariance,
+    WeightScale,
+    WeightSums,
+    numbers_of,
+)
 from tfp_dpvi.calibrated.whitening import (
     Curvatures,
     NormalPrior,
@@ -86,7 +94,7 @@ _NUM_PRIOR_DRAWS = 4096
 _REFINEMENTS = 3
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
-_BISECTIONS = 8
+_BISECTIONS = 16
 # From this share of the clip on, a score counts as clipped.
 _CLIPPED = 0.98
 
@@ -171,6 +179,7 @@ class Scoring:
     Args:
       pairing: The model's coordinates and simulation.
       x: Public inputs like the private ones, as arrays of n rows.
+      max_weight: The public largest weight of records with weights; None without weights.
 
     Attributes:
       pairing: The model's coordinates and simulation.
@@ -179,11 +188,14 @@ class Scoring:
       num_records: The public number N of records.
       num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
       num_orders: By how many orders outcomes are ranked among twins.
+      max_weight: The public largest weight; None without weights.
+      scale: How weights enter the clip; of ones without weights.
       theta: A variable, the parameters, shape [d].
     """
 
-    def __init__(self, pairing: Pairing, x: Structure) -> None:
+    def __init__(self, pairing: Pairing, x: Structure, max_weight: float | None = None) -> None:
         self.pairing = pairing
+        self.max_weight = max_weight
         self.size = len(pairing.index)
         self.clip = Clip(1.0)
         self.num_records = 1
@@ -207,6 +219,8 @@ class Scoring:
         self.theta = tf.Variable(self.prior.mean, dtype=dtype, trainable=False, name="theta")
         square = np.eye(self.size)
         self._whitening = tf.Variable(square, dtype=dtype, trainable=False, name="whitening")
+        self._weight_gain = tf.Variable(1.0, dtype=dtype, trainable=False, name="weight_gain")
+        self._spread = tf.Variable(1.0, dtype=dtype, trainable=False, name="spread")
         self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood = self._likelihood_at_start()
@@ -264,6 +278,7 @@ class Scoring:
         """Sets the public inputs of later fits, arrays of n rows."""
         most = num_inputs(self.size)
         self._x = tf.nest.map_structure(lambda part: tf.constant(part[:most]), x)
+        self.scale = WeightScale.at_start(tf.nest.flatten(self._x)[0].shape[0])
 
     def gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the centred clip, with its joint releases; pulled back it is a scoring step.
@@ -278,12 +293,20 @@ class Scoring:
             del key
             vector = self.vector()
             whitening = tf.convert_to_tensor(self._whitening)
+            gain = tf.convert_to_tensor(self._weight_gain)
+            spread = tf.convert_to_tensor(self._spread)
 
             def clip_batch(
                 records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor
             ) -> tuple[ClippedSum, PerExample]:
-                scores = self._scores(vector, whitening, records, mask, key)
-                return _clipped_sum(scores, clip)
+                if self.max_weight is None:
+                    scores = self._scores(vector, whitening, records, mask, key)
+                    return _clipped_sum(scores, clip, None)
+                share, is_weight = _share_of(records["sample_weight"], self.max_weight)
+                mask = mask & is_weight
+                weights = RecordWeights(gain * share, gain, spread)
+                scores = self._scores(vector, whitening, records, mask, key, weights)
+                return _clipped_sum(scores, clip, share)
 
             def pull_back(released: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 return [-self._step(released[0])]
@@ -295,12 +318,17 @@ class Scoring:
                 public=tf.identity(self.theta),
             )
 
-        identity = ("centred", self.pairing.parameters_read, self.num_twins)
+        identity = ("centred", self.pairing.parameters_read, self.num_twins, self.max_weight)
         releases = releases_of(self.size, clip)
+        is_weighted = self.max_weight is not None
+        # Ranks of a sample whose inclusion depends on outcomes are uneven, and hardly a weighted
+        # score is cut.
+        if is_weighted:
+            releases = (*releases, ScoreVariance(self.size, clip), WeightSums())
         # What few values an outcome has bounds its score, so that the clip hardly matters.
-        if self.num_twins:
+        elif self.num_twins:
             releases = (*releases, OutcomeRanks(self.num_twins, self.num_orders))
-        if self.num_twins and is_worth(self.size, self.num_records):
+        if not is_weighted and self.num_twins and is_worth(self.size, self.num_records):
             releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
@@ -311,6 +339,7 @@ class Scoring:
         records: dict[str, Structure],
         mask: tf.Tensor,
         key: tf.Tensor,
+        weights: RecordWeights | None = None,
     ) -> ModelScores:
         return model_scores(
             Place(self.pairing, vector, whitening),
@@ -319,6 +348,7 @@ class Scoring:
             key,
             bound=self.clip.bound,
             num_twins=self.num_twins or NUM_TWINS,
+            weights=weights,
         )
 
     def _step(self, mean: tf.Tensor) -> tf.Tensor:
@@ -363,6 +393,7 @@ class Scoring:
         if step == 0:
             self._unlike, self._num_seen = None, 0
             self._caution = Caution()
+            self._set_scale(WeightScale.at_start(len(self.scale.shares)))
         elif step <= window:
             self._see_progress(accumulated, mechanism)
         if step <= public:
@@ -370,9 +401,11 @@ class Scoring:
             if self._num_seen < block < _PUBLIC:
                 self._num_seen = block
                 self._see_private_inputs(accumulated, mechanism, block - 1)
+            self._see_weights(accumulated, mechanism)
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
+            self._widen_clip(accumulated, mechanism)
         gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
@@ -389,6 +422,45 @@ class Scoring:
             self.theta.assign(self._start)
         information = self._moments(self._theta(), self._coordinates.whitening).information
         return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
+
+    def _set_scale(self, scale: WeightScale) -> None:
+        self.scale = scale
+        self._weight_gain.assign(scale.gain)
+        self._spread.assign(scale.spread)
+
+    def _see_weights(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
+        """Widens the clip such that it cuts hardly any weighted score, unless weights are alike.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that releases.
+        """
+        if self.max_weight is None:
+            return
+        released = ReleasedWeights.of_blocks(accumulated, mechanism, np.arange(NUM_BLOCKS))
+        if released is not None:
+            lengths = self._moments(self._theta(), self._coordinates.whitening).lengths
+            self._set_scale(WeightScale.of_released(released, lengths))
+
+    def _widen_clip(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
+        """Takes a wider clip for the window if the last steps' releases say that it cut too much.
+
+        Args:
+          accumulated: The fit's accumulators.
+          mechanism: The mechanism that releases.
+        """
+        if self.max_weight is None:
+            return
+        blocks = np.arange(_PUBLIC, _BURN_IN)
+        released = ReleasedWeights.of_blocks(accumulated, mechanism, blocks)
+        if released is None:
+            return
+        before = self.scale.gain
+        self._set_scale(self.scale.after(released))
+        # Scores that are not cut are linear in their weights.
+        smaller = self.scale.gain / before
+        self._slope = Slope(smaller * self._slope.per_record, smaller * self._slope.shrink)
+        self._prior_pull.assign(smaller * self._prior_pull)
 
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
@@ -419,7 +491,8 @@ class Scoring:
         }
         whitening = self._coordinates.whitening
         score, place = self._caution.released(sums)
-        pull = score - whitening @ self._prior_per_record() @ (place - self.prior.mean)
+        prior = self.scale.ratio * self._prior_per_record()
+        pull = score - whitening @ prior @ (place - self.prior.mean)
         noise = mechanism.deviations[0] / mechanism.expected_batch_size * math.sqrt(self.size)
         back = self._caution.judge(pull, place, noise)
         if back is not None:
@@ -464,12 +537,13 @@ class Scoring:
         """Sets the coordinates."""
         self._coordinates = FitCoordinates(whitening, trusted)
         self._whitening.assign(whitening)
-        self._prior_pull.assign(whitening @ self._prior_per_record())
+        self._prior_pull.assign(self.scale.ratio * whitening @ self._prior_per_record())
 
     def _set_target(self, information: np.ndarray, moments: SimulatedMoments) -> None:
         """Sets the slope per record that steps invert: that of psi, and the prior's part."""
         shrink = float(np.clip(np.trace(moments.slope) / np.trace(information), 0.05, 1.0))
         prior = self.prior.whitened(self._coordinates.whitening) / self.num_records
+        prior *= self.scale.ratio
         self._slope = Slope(shrink * information + prior, shrink)
 
     def _set_gain(self, gain: float, mechanism: Mechanism) -> None:
@@ -491,7 +565,7 @@ class Scoring:
             curvatures = self.curvatures(accumulated, mechanism, blocks, _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         likelihood = LinearLikelihood.from_window(
-            curvatures.window, curvatures.slopes, curvatures.matrices, np.arange(self.size)
+            curvatures.window, curvatures.slopes, curvatures.variances, np.arange(self.size)
         )
         precision = self.prior.whitened(whitening)
         mixture = exact_mixture(
@@ -532,7 +606,8 @@ class Scoring:
         if not len(used):
             raise ValueError("the fit was too short")
         cut = len(used) // 2
-        released = ReleasedSums.of_blocks(arrays, mechanism, used)
+        spread = self.scale.spread
+        released = ReleasedSums.of_blocks(arrays, mechanism, used, spread)
         # A single block has no halves, which only checks read.
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
@@ -555,6 +630,7 @@ class Scoring:
             half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
             generator=np.random.default_rng(0),
             flatten=flatten,
+            weighted=not self.scale.are_alike,
         )
 
     def window(
@@ -589,27 +665,41 @@ class Scoring:
             tf.constant(whitening, self.theta.dtype),
             self._x,
             tf.constant([0, 1], tf.int64),
+            self._public_weights(),
         )
         sums = {name: part.numpy().astype(np.float64) for name, part in sums.items()}
         num = max(float(sums["num"]), 1.0)
         back = np.linalg.inv(whitening)
+        spread = self.scale.spread
         return SimulatedMoments(
             length=float(np.trace(sums["information"])) / num,
             information=symmetric(back @ sums["information"] @ back.T) / num,
-            matrix=symmetric(sums["matrix"]) / num,
+            matrix=spread * symmetric(sums["matrix"]) / num,
             slope=symmetric(sums["slope"]) / num,
-            scale=float(sums["scale"]) / num,
+            scale=spread * float(sums["scale"]) / num,
             expected=float(sums["expected"]) / num,
             excess_slope=sums["excess_slope"] / num,
             excess_variance=float(sums["excess_variance"]) / num,
             ranks_slope=sums["ranks_slope"] / num,
             num=num,
-            squares=sums["squares"] / num,
-            squares_variance=sums["fourth_powers"] / num - (sums["squares"] / num) ** 2,
+            squares=spread * sums["squares"] / num,
+            squares_variance=spread**2
+            * (sums["fourth_powers"] / num - (sums["squares"] / num) ** 2),
             wider=SimulatedWider(
                 *(float(sums[f"wider_{name}"]) / num for name in ("slope", "square", "product"))
             ),
+            variance=float(sums["variance"]) / num,
+            spread=spread,
+            lengths=sums["lengths"],
         )
+
+    def _public_weights(self) -> RecordWeights | None:
+        """Returns weights of the public inputs under the clip; None without weights."""
+        if self.max_weight is None:
+            return None
+        scale = self.scale
+        parts = (scale.weights, scale.gain, scale.spread)
+        return RecordWeights(*(tf.constant(part, self.theta.dtype) for part in parts))
 
     def _moments_alike(self, theta: np.ndarray, trace: float | None = None) -> SimulatedMoments:
         """Returns the moments at public inputs in coordinates of their own.
@@ -635,7 +725,12 @@ class Scoring:
         return moments
 
     def _simulated_sums(
-        self, vector: tf.Tensor, whitening: tf.Tensor, x: Structure, key: tf.Tensor
+        self,
+        vector: tf.Tensor,
+        whitening: tf.Tensor,
+        x: Structure,
+        key: tf.Tensor,
+        weights: RecordWeights | None,
     ) -> dict[str, tf.Tensor]:
         num = tf.nest.flatten(x)[0].shape[0]
         rows = {"x": x} if self.pairing.generative else {"x": x, "y": ()}
@@ -643,9 +738,13 @@ class Scoring:
         seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
         outcomes, usable = simulate_twins(distribution, rows, seed)
         records = {"x": outcomes} if self.pairing.generative else {"x": x, "y": outcomes}
-        scores = self._scores(vector, whitening, records, tf.fill([num], True) & usable, key)
+        mask = tf.fill([num], True) & usable
+        scores = self._scores(vector, whitening, records, mask, key, weights)
         centred = scores.centred
         squares = self._squares(centred.rows)
+        lengths = tf.zeros([0], vector.dtype)
+        if weights is not None:
+            lengths = centred.length / weights.weight
         return {
             "ranks_slope": tf.reduce_sum(scores.ranks_slope, axis=0),
             "squares": tf.reduce_sum(squares, axis=0),
@@ -661,6 +760,8 @@ class Scoring:
             "wider_slope": tf.reduce_sum(centred.wider_slope),
             "wider_square": tf.reduce_sum(tf.square(centred.wider)),
             "wider_product": tf.reduce_sum(centred.wider * centred.psi),
+            "variance": tf.reduce_sum(tf.square(centred.psi)),
+            "lengths": lengths,
         }
 
     def _squares(self, rows: tf.Tensor) -> tf.Tensor:
@@ -700,21 +801,42 @@ def _last_block(step: int, num_steps: int) -> int:
     return step * NUM_BLOCKS // num_steps
 
 
-def _clipped_sum(scores: ModelScores, clip: Clip) -> tuple[ClippedSum, PerExample]:
-    """Returns the sum of centred scores with its sensitivity, and the values of joint releases."""
+def _share_of(weight: tf.Tensor, most: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns weights over the largest one, at most 1, and whether a weight is one; shapes [n]."""
+    is_weight = tf.math.is_finite(weight) & (weight >= 0.0)
+    share = tf.where(is_weight, weight, tf.zeros_like(weight)) / most
+    return tf.minimum(share, 1.0), is_weight
+
+
+def _clipped_sum(
+    scores: ModelScores, clip: Clip, share: tf.Tensor | None
+) -> tuple[ClippedSum, PerExample]:
+    """Returns the sum of centred scores with its sensitivity, and the values of joint releases.
+
+    Args:
+      scores: The scores.
+      clip: The clip.
+      share: Weights over the largest one, shape [n]; None without weights.
+    """
     centred = scores.centred
     psi = centred.psi
     kept = tf.cast(scores.usable, psi.dtype)
     extra = {
         "rows": centred.rows,
         "scale": centred.scale,
-        "lack_of_fit": tf.reduce_sum(tf.square(psi), axis=1) - centred.expected,
+        "lack_of_fit": centred.square - centred.expected,
         "ranks": scores.ranks,
         "wider": centred.wider,
+        "variance": psi,
     }
+    losses = scores.losses
+    if share is not None:
+        share = kept * share
+        losses = losses * share
+        extra["weights"] = numbers_of(share, centred.length / clip.bound)
     total = weighted_sum(psi, kept)
     # A clipped score has the clip's length but for what makes its mean zero.
     clipped = scores.usable & (tf.norm(psi, axis=1) > _CLIPPED * clip.bound)
     return ClippedSum([total], clip), PerExample(
-        scores.losses, clipped, scores.usable, gradients=[psi], extra=extra
+        losses, clipped, scores.usable, gradients=[psi], extra=extra
     )

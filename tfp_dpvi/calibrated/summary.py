@@ -58,6 +58,7 @@ class PosteriorSummary:
                 f"Distance {checks.distance:.2f} ({limit}), halves p = {checks.halves:.2g}, "
                 f"kappa {checks.kappa:.2f}, curvature signal {checks.curvature_signal:.1f}."
             )
+            lines += [f"{note[0].upper()}{note[1:]}." for note in checks.notes]
             lines += [f"WARNING: {sentence}." for sentence in checks.warnings]
         return "\n".join(lines)
 

@@ -18,6 +18,7 @@ from tfp_dpvi.calibrated.checks import scales
 from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.ranks import ReleasedRanks
+from tfp_dpvi.calibrated.weights import ReleasedWeights
 from tfp_dpvi.calibrated.wider import ReleasedShift, SimulatedWider
 from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
@@ -32,6 +33,8 @@ _LEAST_ALIKE = 8.0
 _SURELY_UNLIKE = 0.95
 _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
+# With weights, whose curvature is hardly cut.
+_WEIGHTED_SD = 0.02
 # Relative to the mean of the diagonal.
 _RIDGE = 1e-3
 # Prior standard deviation of the logarithm of a parameter's scale, at public inputs over private.
@@ -136,6 +139,9 @@ class SimulatedMoments:
       squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
       squares_variance: Its variance over records.
       wider: Those of scores under the wider clip.
+      variance: The mean `|psi|^2`, of the simulated outcomes.
+      spread: See `RecordWeights`.
+      lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
     """
 
     information: np.ndarray
@@ -151,6 +157,9 @@ class SimulatedMoments:
     squares: np.ndarray
     squares_variance: np.ndarray
     wider: SimulatedWider
+    variance: float = math.nan
+    spread: float = 1.0
+    lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +183,9 @@ class ReleasedSums:
       ranks_sd: The same on `ranks`.
       wider_sd: The same on a coordinate of `wider`.
       sampling_rate: The expected batch size over N.
+      variance: The mean sum of `ScoreVariance`, of the shape of `matrix`; empty without weights.
+      variance_sd: As `matrix_sd`.
+      weights: What was released of weights; None without them.
     """
 
     num_steps: int
@@ -191,10 +203,17 @@ class ReleasedSums:
     ranks_sd: float
     wider_sd: float
     sampling_rate: float
+    variance: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    variance_sd: float = math.nan
+    weights: ReleasedWeights | None = None
 
     @classmethod
     def of_blocks(
-        cls, accumulated: dict[str, Any], mechanism: Mechanism, used: np.ndarray
+        cls,
+        accumulated: dict[str, Any],
+        mechanism: Mechanism,
+        used: np.ndarray,
+        spread: float = 1.0,
     ) -> ReleasedSums:
         """Returns the means over some blocks of steps.
 
@@ -202,6 +221,7 @@ class ReleasedSums:
           accumulated: The accumulators of the releases, by name.
           mechanism: The mechanism that released them.
           used: The numbers of the blocks.
+          spread: See `RecordWeights`.
         """
         blocks = accumulated["curvature"]
         count = blocks["steps"][used].sum()
@@ -214,26 +234,29 @@ class ReleasedSums:
         def sum_of(name: str) -> np.ndarray:
             return num * mean_of(accumulated[name]) if name in accumulated else np.zeros(0)
 
-        sds = [sd / (rate * np.sqrt(count)) for sd in mechanism.deviations]
-        # Those that not every fit has come last.
-        optional = iter(sds[4:])
-        matrix = num * mean_of(blocks["matrix"])
+        names = ["gradient", *(release.name for release in mechanism.joint)]
+        deviations = zip(names, mechanism.deviations, strict=True)
+        sds = {name: float(sd / (rate * np.sqrt(count))) for name, sd in deviations}
+        matrix, variance = spread * num * mean_of(blocks["matrix"]), sum_of("variance")
         return cls(
             num_steps=int(count),
             theta=mean_of(blocks["theta"]),
             score=num * mean_of(blocks["gradient"]),
             matrix=matrix if matrix.ndim == 1 else symmetric(matrix),
-            scale=float(num * mean_of(accumulated["scale"])),
+            scale=float(spread * num * mean_of(accumulated["scale"])),
             excess=float(num * mean_of(accumulated["lack_of_fit"])),
             ranks=sum_of("ranks"),
             wider=sum_of("wider"),
-            score_sd=sds[0],
-            matrix_sd=sds[1],
-            scale_sd=sds[2],
-            excess_sd=sds[3],
-            ranks_sd=next(optional) if "ranks" in accumulated else math.nan,
-            wider_sd=next(optional) if "wider" in accumulated else math.nan,
+            score_sd=sds["gradient"],
+            matrix_sd=spread * sds["curvature"],
+            scale_sd=spread * sds["scale"],
+            excess_sd=sds["lack_of_fit"],
+            ranks_sd=sds.get("ranks", math.nan),
+            wider_sd=sds.get("wider", math.nan),
             sampling_rate=rate,
+            variance=variance if variance.ndim == 1 else symmetric(variance),
+            variance_sd=sds.get("variance", math.nan),
+            weights=ReleasedWeights.of_blocks(accumulated, mechanism, used),
         )
 
     def as_ranks(self, slope: np.ndarray, num_records: int, num_twins: int) -> ReleasedRanks | None:
@@ -304,6 +327,8 @@ class Curvatures:
       window: The released sums.
       slopes: Draws of A, shape [K, d, d].
       matrices: Draws of the capped matrix, shape [K, d, d].
+      variances: Draws of what times `window.simulation` is the covariance of the mean score: with
+        weights those of the sum of `psi psi^T`, and else the capped matrix.
       lack_of_fit: See `LackOfFit`.
       shrink: The slope over the information, as simulated: at most 1, since scores are clipped.
       resembles: The probability that private inputs resemble the public ones, as far as the prior
@@ -313,17 +338,20 @@ class Curvatures:
       mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability that
         private inputs are unlike the public ones, or 0 if it is below 0.95; NaN in coordinates of
         released values, which do not rest on the public inputs.
+      weights: What was released of weights; None without them.
     """
 
     window: Window
     slopes: np.ndarray
     matrices: np.ndarray
+    variances: np.ndarray
     lack_of_fit: ReleasedExcess
     ranks: ReleasedRanks | None
     shift: ReleasedShift | None
     shrink: float
     resembles: float
     mismatch: float = math.nan
+    weights: ReleasedWeights | None = None
 
     @property
     def kappa(self) -> float:
@@ -345,6 +373,7 @@ def draw_curvatures(
     half_variance: float,
     generator: np.random.Generator,
     flatten: float = 0.0,
+    weighted: bool = False,
 ) -> Curvatures:
     """Returns draws of the curvature given its noisy release.
 
@@ -361,6 +390,8 @@ def draw_curvatures(
       half_variance: See `Window`.
       generator: The source of random numbers.
       flatten: The share of equal weights in those of the prior's degrees.
+      weighted: Whether records have unlike weights, so that the variance of scores is not what
+        their slope says.
     """
     size = len(released.theta)
     eye = np.eye(size)
@@ -392,8 +423,65 @@ def draw_curvatures(
     shift = released.as_shift(simulated)
     shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
+    window = _window_of(
+        released,
+        whitening,
+        # Of the released variance itself, if there is one.
+        variance=1.0 if weighted else variance,
+        share=share,
+        halves=(halves, half_variance),
+        most_trace=simulated.spread * num_records * clip**2,
+    )
+    prior = CurvaturePrior(
+        matrix=matrix,
+        degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
+        log_factor_sd=_LOG_FACTOR_SD,
+        kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
+        curvature=slope,
+    )
+    if not is_dense:
+        ratios = scales / mean_scales
+        matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
+        slopes = with_slopes(window, prior, matrices, generator)
+        resembles = 1.0
+    else:
+        weights = prior.evidence(window)
+        flat = (1.0 - flatten) * weights + flatten / len(weights)
+        slopes, matrices = draw_curvature(window, prior, generator, flat)
+        resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
+        far = _unlike(resembles) if trusted else math.nan
+    variances = matrices
+    if weighted:
+        expected = num_records * simulated.variance / np.trace(simulated.matrix) * simulated.matrix
+        variances = _draw_variances(released, expected, window, prior, generator, trusted=trusted)
+    seen = released.weights
+    return Curvatures(
+        window, slopes, matrices, variances, fit, ranks, shift, shrink, resembles, far, seen
+    )
+
+
+def _window_of(
+    released: ReleasedSums,
+    whitening: np.ndarray,
+    *,
+    variance: float,
+    share: float,
+    halves: tuple[tuple[np.ndarray, np.ndarray], float],
+    most_trace: float,
+) -> Window:
+    """Returns the window of released sums.
+
+    Args:
+      released: The released sums.
+      whitening: W, shape [d, d].
+      variance: The variance of psi over the matrix.
+      share: The share of it that all steps have in common.
+      halves: See `Window.half_difference` and `Window.half_variance`.
+      most_trace: See `Window`.
+    """
+    size = len(released.theta)
     sampling = (1.0 / released.sampling_rate - share) / released.num_steps
-    window = Window(
+    return Window(
         num_steps=released.num_steps,
         theta=np.linalg.solve(whitening.T, released.theta),
         path=np.zeros((1, size)),
@@ -406,28 +494,50 @@ def draw_curvatures(
         scale_sd=released.scale_sd,
         simulation=variance * (share + sampling),
         sampling=variance * sampling,
-        half_difference=halves,
-        half_variance=half_variance,
-        most_trace=num_records * clip**2,
+        half_difference=halves[0],
+        half_variance=halves[1],
+        most_trace=most_trace,
     )
-    prior = CurvaturePrior(
-        matrix=matrix,
-        degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
-        log_factor_sd=_LOG_FACTOR_SD,
-        kappa=(kappa, _KAPPA_SD * kappa),
-        curvature=slope,
-    )
-    if not is_dense:
-        ratios = scales / mean_scales
-        matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
-        slopes = with_slopes(window, prior, matrices, generator)
-        return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, 1.0, far)
-    weights = prior.evidence(window)
-    flat = (1.0 - flatten) * weights + flatten / len(weights)
-    slopes, matrices = draw_curvature(window, prior, generator, flat)
-    resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-    far = _unlike(resembles) if trusted else math.nan
-    return Curvatures(window, slopes, matrices, fit, ranks, shift, shrink, resembles, far)
+
+
+def _draw_variances(
+    released: ReleasedSums,
+    expected: np.ndarray,
+    window: Window,
+    prior: CurvaturePrior,
+    generator: np.random.Generator,
+    *,
+    trusted: bool,
+) -> np.ndarray:
+    """Returns draws of the sum of `psi psi^T` given its release, shape [K, d, d].
+
+    Its prior has the shape of the capped matrix at public inputs.
+
+    Args:
+      released: The released sums.
+      expected: The same of as many public inputs, shape [d, d].
+      window: The window of the capped matrix.
+      prior: The prior of the capped matrix.
+      generator: The source of random numbers.
+      trusted: As in `draw_curvatures`.
+    """
+    size = len(released.theta)
+    level = np.trace(expected) / size
+    matrix = expected + _RIDGE * level * np.eye(size)
+    noise = released.variance_sd
+    if released.variance.ndim == 1:
+        logs, sds = _log_scales(released.variance[:size], np.diag(matrix), noise)
+        ratios = np.exp(logs + sds * generator.normal(size=(NUM_DRAWS, size)))
+        draws: np.ndarray = matrix * ratios[:, :, None] * ratios[:, None, :]
+        return draws
+    if trusted:
+        scales = np.exp(_log_scales(np.diag(released.variance), np.diag(matrix), noise)[0])
+        matrix = matrix * np.outer(scales, scales)
+    else:
+        matrix = level * np.eye(size)
+    window = dataclasses.replace(window, matrix=released.variance, matrix_sd=noise)
+    prior = dataclasses.replace(prior, matrix=matrix, curvature=None)
+    return draw_curvature(window, prior, generator, prior.evidence(window))[1]
 
 
 def _unlike(resembles: float) -> float:

@@ -45,6 +45,7 @@ class Records:
       sample_weight: Float [num], or None.
       num: The number of records.
       units: Which rows are whose, if a record is a person with several rows; else None.
+      max_weight: The public largest weight, if one is declared; else None.
     """
 
     x: Structure = dataclasses.field(repr=False)
@@ -52,6 +53,7 @@ class Records:
     sample_weight: np.ndarray | None = dataclasses.field(repr=False)
     num: int
     units: Units | None = dataclasses.field(default=None, repr=False)
+    max_weight: float | None = None
 
     @property
     def person(self) -> PersonUnit | None:
@@ -65,18 +67,32 @@ class Records:
           units: Which of these rows are whose.
 
         Raises:
-          ValueError: The rows have weights, or several outcomes.
+          ValueError: Rows of a person have unlike weights, or rows have weights without a largest
+            one, or several outcomes.
         """
-        if self.sample_weight is not None:
-            raise ValueError(
-                "sample_weight with unit_ids: a weight of single rows has no meaning for a person; "
-                "leave one of them out."
-            )
+        weight = self.sample_weight
+        weight = None if weight is None else self._weights_of_units(weight, units)
         if self.y is not None and tf.nest.is_nested(self.y):
             raise ValueError("unit_ids: y must be one array; stack outcomes into shape [N, k].")
         x = units.group_inputs(self.x)
         y = None if self.y is None else units.group_array(self.y)
-        return Records(x, y, None, len(units.places), units)
+        return Records(x, y, weight, len(units.places), units, self.max_weight)
+
+    def _weights_of_units(self, weight: np.ndarray, units: Units) -> np.ndarray:
+        """Returns the weight of each person, shape [n], that of all its rows."""
+        if self.max_weight is None:
+            raise ValueError(
+                "sample_weight with unit_ids: a weight of single rows has no meaning for a person. "
+                "Leave one of them out, or pass max_weight for weights of persons."
+            )
+        weights: np.ndarray = weight[units.places]
+        if (weights != weights[:, :1]).any():
+            raise ValueError(
+                "sample_weight differs between rows of one person: a person, household or cluster "
+                "has one weight. Give all of its rows the same."
+            )
+        first: np.ndarray = weights[:, 0]
+        return first
 
     def arrays(self) -> list[np.ndarray]:
         """Returns all arrays, one after another."""
@@ -180,6 +196,7 @@ def make_records(
     *,
     dtype: np.dtype,
     validate: bool,
+    max_weight: float | None = None,
 ) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
@@ -191,16 +208,18 @@ def make_records(
       dtype: The float type to which float arrays are cast. Integer arrays and bool columns are
         kept.
       validate: True refuses NaN and Inf: the curator's check of the values, outside the guarantee.
+      max_weight: The public largest weight, or None.
 
     Raises:
       TypeError: A type has no rows to sample (a generator, a `tf.data.Dataset`), or its dtype is
         not numeric.
       ValueError: Lengths differ, there are no records, values are not finite, or a weight is
-        negative.
+        negative or above the largest one.
     """
     x = _arrays("x", x, dtype, validate)
     y = None if y is None else _arrays("y", y, dtype, validate)
     num = common_length({"x": x} if y is None else {"x": x, "y": y})
+    max_weight = check_max_weight(max_weight, sample_weight)
     if sample_weight is not None:
         sample_weight = _arrays("sample_weight", sample_weight, dtype, validate)
         sample_weight = check_weights(sample_weight, num).astype(dtype)
@@ -209,7 +228,33 @@ def make_records(
                 f"sample_weight has negative entries in {check.rows(negative)}: weights must be >= "
                 "0."
             )
-    return Records(x, y, sample_weight, num)
+        above = sample_weight > sample_weight.dtype.type(max_weight or np.inf)
+        if validate and above.any():
+            raise ValueError(
+                f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare "
+                "a larger max_weight, or trim the weights by a public rule."
+            )
+    return Records(x, y, sample_weight, num, max_weight=max_weight)
+
+
+def check_max_weight(max_weight: float | None, sample_weight: Any) -> float | None:
+    """Returns the largest weight, a positive number, or None.
+
+    Args:
+      max_weight: The argument.
+      sample_weight: The weights, or None.
+
+    Raises:
+      TypeError, ValueError: It is no such number, or there are no weights.
+    """
+    if max_weight is None:
+        return None
+    if sample_weight is None:
+        raise ValueError(
+            f"max_weight={check.shown(max_weight)} without sample_weight: pass the weight of each "
+            "record, or leave it out."
+        )
+    return check.positive("max_weight", max_weight)
 
 
 def by_column(name: str, value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import tempfile
@@ -22,7 +23,7 @@ from tfp_dpvi.data import (
     make_records,
     make_units,
 )
-from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.records import by_column, check_max_weight
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.sampling.choose import make_sampler
@@ -78,6 +79,7 @@ def make_data(
     unit_ids: Identifiers = None,
     max_rows_per_unit: int | None = None,
     rows_beyond: str = "random",
+    max_weight: float | None = None,
     seed: int | None = None,
 ) -> Data:
     """Returns the records of a fit with their sampler, after checks of the model on their shapes.
@@ -98,6 +100,7 @@ def make_data(
       unit_ids: As in `DPModel.fit`.
       max_rows_per_unit: As in `DPModel.fit`.
       rows_beyond: As in `DPModel.fit`.
+      max_weight: As in `DPModel.fit`.
       seed: The model's seed, for the choice of rows.
 
     Raises:
@@ -107,6 +110,7 @@ def make_data(
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
+    _check_takes_weights(model, x, max_weight)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
         if y is not None or sample_weight is not None or batch_size is not None:
@@ -134,12 +138,8 @@ def make_data(
     streams = wants_stream((x, y), stream)
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
-    records = (
-        source.probe
-        if source
-        else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
-    )
-    rows = records
+    parts = (x, y, sample_weight, max_weight)
+    rows = _records(source, *parts, dtype=model.record_dtype, validate=validate)
     records = rows if persons is None else persons(rows)
     available = source.num if source else records.num
     _prepare(model, rows, records)
@@ -162,6 +162,35 @@ def make_data(
     steps = steps_per_epoch or math.ceil(num_records / batch_size)
     settings = (sampler, num_records, float(min(batch_size, num_records)), steps)
     return StreamedData(source, *settings) if source else ArrayData(records, *settings)
+
+
+def _check_takes_weights(model: Any, x: Structure, max_weight: float | None) -> None:
+    if max_weight is None:
+        return
+    if not getattr(model, "takes_max_weight", False):
+        raise ValueError(
+            f"max_weight={check.shown(max_weight)} is for weights with calibrated intervals, of a "
+            "DPVI compiled without an optimizer: leave it out."
+        )
+    if isinstance(x, tf.data.Dataset):
+        raise ValueError("max_weight with a dataset is not supported: pass arrays.")
+
+
+def _records(
+    source: RecordSource | None,
+    x: Structure,
+    y: Structure | None,
+    sample_weight: np.ndarray | None,
+    max_weight: float | None,
+    *,
+    dtype: np.dtype,
+    validate: bool,
+) -> Records:
+    """Returns the records, or of a source one of zeros."""
+    if source is not None:
+        most = check_max_weight(max_weight, sample_weight)
+        return dataclasses.replace(source.probe, max_weight=most)
+    return make_records(x, y, sample_weight, dtype=dtype, validate=validate, max_weight=max_weight)
 
 
 def _persons(

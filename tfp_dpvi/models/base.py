@@ -515,6 +515,7 @@ class DPModel(Model):
         unit_ids: Identifiers = None,
         max_rows_per_unit: int | None = None,
         rows_beyond: str = "random",
+        max_weight: float | None = None,
         **refused: Any,
     ) -> keras.callbacks.History:
         """Trains on private records. Draws Poisson batches itself and spends privacy budget.
@@ -562,6 +563,9 @@ class DPModel(Model):
             are used. Memory and time are those of m rows a person.
           rows_beyond: "random", or "first" if rows have an order: which m rows of a person with
             more are used. How many were left out is never shown.
+          max_weight: with `sample_weight` and `DPVI` compiled without an optimizer, the public
+            largest weight, for calibrated intervals of the fit to the weighted population; see
+            docs/guides/official_statistics.md.
 
         Returns:
           A Keras `History` of epsilon and of public and privatised values.
@@ -594,16 +598,12 @@ class DPModel(Model):
             unit_ids=unit_ids,
             max_rows_per_unit=max_rows_per_unit,
             rows_beyond=rows_beyond,
+            max_weight=max_weight,
         )
         fitting.check_callbacks(self, users, validation)
+        span, declared = range(initial_epoch, epochs), num_records is not None
         private = fitting.private_fit(
-            self,
-            state,
-            compiled,
-            data,
-            epochs=range(initial_epoch, epochs),
-            backup=backup,
-            declared=num_records is not None,
+            self, state, compiled, data, epochs=span, backup=backup, declared=declared
         )
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
@@ -638,8 +638,8 @@ class DPModel(Model):
           y: As in `fit`.
           sample_weight: As in `fit`.
           **settings: `batch_size`, `num_records`, `sampling`, `sampling_probability`,
-            `steps_per_epoch`, `validate`, `stream`, `unit_ids`, `max_rows_per_unit` and
-            `rows_beyond` of `fit`.
+            `steps_per_epoch`, `validate`, `stream`, `unit_ids`, `max_rows_per_unit`,
+            `rows_beyond` and `max_weight` of `fit`.
         """
         target = self._dp.target
         physical = None if target is None else target.physical_batch_size

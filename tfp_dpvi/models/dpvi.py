@@ -594,6 +594,11 @@ class DPVI(base.DPModel):
         return True
 
     @property
+    def takes_max_weight(self) -> bool:
+        """True if weights have a public bound, so that intervals are calibrated with them."""
+        return self._scores
+
+    @property
     def generative(self) -> bool:
         """True if the likelihood generates whole records, `likelihood(params)`."""
         return self.bayesian_model.generative
@@ -720,10 +725,12 @@ class DPVI(base.DPModel):
     def _caveats_of_posterior(self) -> tuple[str, ...]:
         calibrated = self._calibrated()
         if calibrated is not None:
-            return tuple(
+            warnings = (
                 f"do not trust the posterior's intervals: {sentence}."
                 for sentence in calibrated.checks.warnings
             )
+            notes = (f"{note}." for note in calibrated.checks.notes)
+            return (*warnings, *notes)
         return (
             "the posterior's spread includes neither the noise that was added for privacy nor the "
             "bias of clipping, and at small budgets the records inform it little: its intervals "

@@ -9,7 +9,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.checking import Bins
-from tfp_dpvi.data import Binary, Categorical, Column, frames
+from tfp_dpvi.data import Binary, Categorical, Column, Schema, frames
 from tfp_dpvi.data.columns import Numeric, converted
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.regressions.design import Design
@@ -36,14 +36,10 @@ def outcome_values(design: Design, family: str, outcome: Outcome, data: TableDat
     """
     name = design.outcome
     column = design.schema.columns[name]
-    values = design.schema.part([name]).arrays(data)[name]
     if not isinstance(column, Numeric):
+        values = design.schema.part([name]).arrays(data)[name]
         return column.encode(name, values).astype(np.float32)
-    numbers, strange = converted(column.to_numbers, values)
-    if design.outside == "clip":
-        values = np.where(strange | np.isnan(numbers), values, column.clipped(numbers))
-    column.encode(name, values)
-    numbers = np.asarray(values, np.float64)
+    numbers = numbers_within(design.schema, name, data, design.outside)
     if family == "ordinal":
         return (numbers - column.lower).astype(np.float32)
     if FAMILIES[family].is_scaled:
@@ -55,6 +51,29 @@ def outcome_values(design: Design, family: str, outcome: Outcome, data: TableDat
             )
         numbers = (numbers - outcome.location) / outcome.scale
     return numbers.astype(np.float32)
+
+
+def numbers_within(schema: Schema, name: str, data: TableData, outside: str) -> np.ndarray:
+    """Returns the numbers of a column, within its bounds or moved to them, float64 [n].
+
+    Args:
+      schema: The public description of the columns.
+      name: A column of numbers.
+      data: The records.
+      outside: "clip" to move them.
+
+    Raises:
+      ValueError: A value is no number, or outside of the bounds.
+    """
+    column = schema.columns[name]
+    if not isinstance(column, Numeric):
+        raise ValueError(f"column {name!r} is no column of numbers.")
+    values = schema.part([name]).arrays(data)[name]
+    numbers, strange = converted(column.to_numbers, values)
+    if outside == "clip":
+        values = np.where(strange | np.isnan(numbers), values, column.clipped(numbers))
+    column.encode(name, values)
+    return np.asarray(values, np.float64)
 
 
 def identifiers(data: TableData, name: str) -> Identifiers:

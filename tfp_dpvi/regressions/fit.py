@@ -16,7 +16,12 @@ from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
-from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
+from tfp_dpvi.regressions.checking import (
+    column_bins,
+    identifiers,
+    numbers_within,
+    outcome_values,
+)
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     INTERCEPT_SD,
@@ -61,6 +66,7 @@ def regression(
     max_rows_per_unit: int | None = None,
     checks: float | None = None,
     check_columns: Sequence[str] | None = None,
+    weights: str | None = None,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
 
@@ -101,6 +107,9 @@ def regression(
         is `private_checks`. None for no check.
       check_columns: With `checks`, the covariates whose residuals are released, by bins that follow
         from the schema; by default all numbers. Each makes the check's noise larger.
+      weights: The column of survey weights, described in the schema, whose `upper` is the public
+        largest weight. The estimates are then those of the same regression on the whole
+        population, also if weights depend on outcomes. With `unit`, a person has one weight.
 
     Returns:
       The fitted `Regression`.
@@ -129,9 +138,12 @@ def regression(
     a function of that record and the schema alone. That values outside of the schema are refused
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
-    settings = {"missing": missing, "outside": outside, "constants": constants}
-    design, parts = described(formula, family, schema, priors, unit, **settings)
+    if not isinstance(schema, Schema):
+        schema = Schema.from_dict(schema)
+    described_by = {"missing": missing, "outside": outside, "constants": constants}
+    design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
+    settings = {**persons, **_weights(schema, weights, data, outside)}
     y = outcome_values(design, family, parts.outcome, data)
     rows = design.rows(data)
     checked = _checked(design, checks, check_columns, data)
@@ -149,7 +161,7 @@ def regression(
             num_records=num_records,
             seed=seed,
         )
-        design, parts = described(formula, family, schema, priors, unit, **settings)
+        design, parts = described(formula, family, schema, priors, unit, **described_by)
         parts = dataclasses.replace(parts, measured=tuple(measured), share=part)
         y = outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
@@ -160,11 +172,14 @@ def regression(
     )
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
     x = parts.inputs(rows)
+    parts = dataclasses.replace(
+        parts, weights=weights or "", max_weight=settings.get("max_weight", 0.0)
+    )
     public = public_inputs(design, parts)
     if persons:
-        persons["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
+        settings["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
-        given = {"num_records": num_records, "verbose": 0, **checked, **persons}
+        given = {"num_records": num_records, "verbose": 0, **checked, **settings}
         model.fit(x, y, public_inputs=public, **given)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
@@ -257,6 +272,20 @@ def _checked(
     if check.probability("checks", share) == 1.0:
         raise ValueError("checks=1 would leave nothing for the fit: pass a share such as 0.1.")
     return {"checks": share, "check_columns": column_bins(design, names, data)}
+
+
+def _weights(schema: Schema, name: str | None, data: TableData, outside: str) -> dict[str, Any]:
+    """Returns the arguments of a fit that say what records weigh; none without weights."""
+    if name is None:
+        return {}
+    column = schema.columns.get(name)
+    if not isinstance(column, Numeric) or column.missing or column.lower < 0.0 or column.upper <= 0:
+        raise ValueError(
+            f"weights={check.shown(name)} needs a column that the schema describes as Continuous "
+            "or Integer, with lower=0 or more and without missing=True: its upper is public."
+        )
+    values = numbers_within(schema, name, data, outside)
+    return {"sample_weight": values.astype(np.float32), "max_weight": float(column.upper)}
 
 
 def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:

@@ -25,6 +25,14 @@ from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_valu
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome, predicted
+from tfp_dpvi.regressions.population import (
+    Outcomes,
+    Strata,
+    check_estimate,
+    estimates,
+    make_strata,
+    table,
+)
 from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
@@ -51,6 +59,8 @@ class Parts:
       scale: What it is divided by.
       measured: Columns whose typical values or shares were released first.
       share: The share of epsilon and delta for that release.
+      weights: The column of weights, or "".
+      max_weight: The largest weight, by the schema; 0 without weights.
     """
 
     family: str
@@ -62,6 +72,8 @@ class Parts:
     scale: tuple[float, ...]
     measured: tuple[str, ...] = ()
     share: float = 0.0
+    weights: str = ""
+    max_weight: float = 0.0
 
     @property
     def kind(self) -> Family:
@@ -294,6 +306,12 @@ class Regression:
                 f"typical values of {', '.join(parts.measured)}: released from the records for "
                 f"{parts.share:.0%} of epsilon and delta"
             )
+        if parts.weights:
+            found.append(
+                f"weights: {parts.weights}, at most {parts.max_weight:g}; the estimates are those "
+                "of the same regression on the whole population"
+            )
+            found += self._posterior_summary.checks.notes if self._posterior_summary.checks else []
         if parts.layout.unit:
             found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
         plan = self.model.privacy_account.plan
@@ -465,16 +483,17 @@ class Regression:
             score += (draws["group"] @ inputs[:, num + 1 :].T)[:, :, None]
         return score
 
+    def _own(self) -> dict[str, np.ndarray]:
+        """Returns draws of what a family's distribution has besides scores."""
+        names = [*self.parts.kind.own(self.parts.outcome, 1.0)]
+        names += ["threshold"] if self.parts.family == "ordinal" else []
+        return {name: self._draws[name][:_NUM_PREDICTIVE] for name in names}
+
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
         parts, outcome = self.parts, self.parts.outcome
         draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
-        names = [
-            *parts.kind.own(outcome, 1.0),
-            *(["threshold"] if parts.family == "ordinal" else []),
-        ]
-        own = {name: draws[name] for name in names}
-        scores = self._score(rows)
+        own, scores = self._own(), self._score(rows)
         if not parts.layout.unit:
             return predicted(parts.kind, scores, own, outcome, seed)
         # Of persons who are not known: over the intercepts that they may have.
@@ -487,6 +506,83 @@ class Regression:
         )
         drawn = scores + sd * np.random.default_rng(seed).normal(size=scores.shape)
         return np.asarray(mean), predicted(parts.kind, drawn, own, outcome, seed)[1]
+
+    def population(
+        self,
+        counts: TableData,
+        *,
+        by: Sequence[str] | str = (),
+        count: str = "count",
+        estimate: str = "mean",
+        at: float | None = None,
+        level: float = 0.94,
+        seed: int = 0,
+    ) -> pandas.DataFrame:
+        """Returns estimates of a finite population or of its areas: post-stratification.
+
+        It is a function of the posterior and of the public table, and costs no privacy.
+
+        Args:
+          counts: A public table with the covariates' columns and a column of how many persons of
+            the population have these values: the whole population, the sample included.
+          by: Columns of the table; there is an estimate for each combination of their values, such
+            as each county. By default one for all.
+          count: The column of numbers of persons.
+          estimate: "mean" (of Bernoulli outcomes the share, of categorical and ordinal ones that of
+            each level), "total", "share" of outcomes of at most `at`, or "quantile" `at`.
+          at: The value of a share, or the probability of a quantile.
+          level: The probability of the intervals, which are central.
+          seed: The seed of the draws of persons' outcomes.
+
+        Returns:
+          A pandas DataFrame with a row each area: the columns of `by`, "count", "estimate", "sd"
+          and the interval's ends, in the units of the formula's outcome; with a row each level, and
+          its name in "level", for categorical and ordinal families.
+
+        Raises:
+          ValueError: Columns or counts do not fit.
+        """
+        import pandas
+
+        level = check.probability("level", level)
+        check_estimate(estimate, at, self.parts.family)
+        num_records = self.model.privacy_account.num_records
+        strata = make_strata(counts, count, by, num_records)
+        generator = np.random.default_rng(seed)
+        rows = self.design.rows(counts)
+        strata, outcomes = self._population(strata, rows, generator)
+        draws = estimates(outcomes, strata, estimate, at, generator)
+        names = None
+        if draws.ndim == 3:
+            names = outcome_levels(self.design.schema.columns[self.design.outcome])
+        return pandas.DataFrame(table(draws, strata, level, names))
+
+    def _population(
+        self, strata: Strata, rows: Rows, generator: np.random.Generator
+    ) -> tuple[Strata, Outcomes]:
+        """Returns strata with distributions of outcomes.
+
+        Persons with intercepts of their own fall into classes of these, as many as quadrature has.
+        """
+        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        scores, numbers = self._score(rows), strata.counts
+        if self.parts.layout.unit:
+            points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+            shape = (len(scores), len(numbers))
+            whole = np.broadcast_to(numbers, shape).astype(np.int64)
+            numbers = generator.multinomial(whole, weights / weights.sum()).reshape(shape[0], -1)
+            intercepts = draws["unit_sd"][:, None, None, None] * points
+            scores = (scores[..., None] + intercepts).swapaxes(2, 3)
+            scores = scores.reshape(shape[0], -1, scores.shape[3])
+            counts = np.repeat(strata.counts / NUM_POINTS, NUM_POINTS)
+            strata = Strata(counts, np.repeat(strata.area, NUM_POINTS), strata.labels)
+        mean = predicted(self.parts.kind, scores, self._own(), self.parts.outcome, 0)[0]
+        spread = np.full([len(mean), 1], np.inf)
+        if self.parts.family == "normal":
+            spread = draws["sigma"][:, None] * self.parts.outcome.scale
+        elif self.parts.family == "negative_binomial":
+            spread = 1.0 / draws["alpha"][:, None]
+        return strata, Outcomes(self.parts.family, numbers, mean, spread)
 
     def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.

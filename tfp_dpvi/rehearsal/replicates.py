@@ -109,6 +109,7 @@ def centred(
     delta: float,
     num_steps: int = NUM_STEPS,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+    max_weight: float | None = None,
 ) -> Method:
     """Returns what `compile` without an optimizer does: scoring steps with the centred clip.
 
@@ -122,12 +123,14 @@ def centred(
       delta: Its delta.
       num_steps: The number of steps of a fit, each over all records.
       neighboring_relation: As in `DPModel.compile`.
+      max_weight: As in `DPVI.fit`, for data sets with weights.
 
     Raises:
       ValueError: Scoring steps do not apply to the model, or not with these public inputs.
     """
     model = BayesianModel(prior, likelihood)
-    records = records_of(x, y, model.dtype)
+    weights = None if max_weight is None else np.ones(len(tf.nest.flatten(y)[0]))
+    records = records_of(x, y, model.dtype, weights, max_weight)
     fit = CentredFit(model)
     fit.prepare(records, public_inputs)
     fit.begin()
@@ -169,17 +172,25 @@ def centred(
     return dataclasses.replace(method, mechanism=method.priced(epsilon, delta))
 
 
-def records_of(x: Structure, y: Structure | None, dtype: np.dtype) -> Records:
+def records_of(
+    x: Structure,
+    y: Structure | None,
+    dtype: np.dtype,
+    weights: np.ndarray | None = None,
+    max_weight: float | None = None,
+) -> Records:
     """Returns records of rows, or of persons if x is a `UnitRows` and y has their shape.
 
     Args:
       x: The inputs.
       y: The outcomes.
       dtype: The float type.
+      weights: Weights of the records, shape [n], or None.
+      max_weight: The largest weight, or None.
     """
     if isinstance(x, UnitRows):
         return Records(x, y, None, len(x.mask))
-    return make_records(x, y, None, dtype=dtype, validate=False)
+    return make_records(x, y, weights, dtype=dtype, validate=False, max_weight=max_weight)
 
 
 class Replicates:
@@ -208,7 +219,12 @@ class Replicates:
         self._start: list[tuple[tf.Variable, np.ndarray]] = []
 
     def fit(
-        self, x: Structure, y: Structure | None, seed: int, mechanism: Mechanism | None = None
+        self,
+        x: Structure,
+        y: Structure | None,
+        seed: int,
+        mechanism: Mechanism | None = None,
+        weights: np.ndarray | None = None,
     ) -> Replicate:
         """Fits one data set.
 
@@ -217,20 +233,28 @@ class Replicates:
           y: The outcomes.
           seed: Determines all random numbers of the fit.
           mechanism: The method's with other noise; None for the method's.
+          weights: The weights, for a method with a largest one.
         """
         started = time.perf_counter()
         mechanism = mechanism or self.method.mechanism
-        released = self._run(x, y, seed, mechanism)
+        released = self._run(x, y, seed, mechanism, weights)
         ran = time.perf_counter()
         calibrated = self.method.posterior(released, mechanism)
         draws = self._draws(calibrated, seed)
         ended = time.perf_counter()
         return Replicate(draws, calibrated, ended - started, ended - ran)
 
-    def _run(self, x: Structure, y: Structure | None, seed: int, mechanism: Mechanism) -> Released:
+    def _run(
+        self,
+        x: Structure,
+        y: Structure | None,
+        seed: int,
+        mechanism: Mechanism,
+        weights: np.ndarray | None,
+    ) -> Released:
         """Runs all steps from the start; returns what accumulated."""
         method = self.method
-        records = records_of(x, y, method.model.dtype).tensors()
+        records = records_of(x, y, method.model.dtype, weights).tensors()
         steps = self._compiled.steps_for(mechanism, records)
         # Tracing has made the optimizer's variables.
         if not self._start:
