@@ -22,6 +22,7 @@ from tfp_dpvi.data import (
     make_records,
     make_units,
 )
+from tfp_dpvi.data.files import open_files
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
@@ -106,6 +107,7 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
+    x, y, sample_weight = open_files(x, y, sample_weight)
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)

@@ -16,6 +16,7 @@ from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
 from tfp_dpvi.data import Data, Records, UnitRows, make_records
+from tfp_dpvi.data.files import open_files
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.data.units import Identifiers
@@ -523,7 +524,8 @@ class DPModel(Model):
           x: array of shape [N, ...], dict or tuple of arrays, or a frame of pandas, polars or Arrow
             (a dict of its columns); memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask,
             tensorstore, xarray), or sources with a length and `source[indices]` for increasing
-            int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight),
+            int64 indices; records in files with their y, `dpvi.data.Parquet`, `dpvi.data.HDF5` or
+            `dpvi.data.Copied`; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight),
             with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with
@@ -750,6 +752,7 @@ class DPModel(Model):
         Raises:
           ValueError: `sample_weight` without y, which Keras would drop.
         """
+        x, y, sample_weight = open_files(x, y, sample_weight)
         if y is None and sample_weight is not None:
             raise ValueError(
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, "
@@ -788,6 +791,7 @@ class DPModel(Model):
         Returns:
           Array of shape [n, ...], or a structure of arrays.
         """
+        x, _, _ = open_files(x)
         batches = arguments.in_batches(x, None, None, batch_size, self.record_dtype)
         if batches is not None:
             self._check_like(x, batches.probe.x, "x")
