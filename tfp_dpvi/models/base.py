@@ -92,8 +92,7 @@ class DPModel(Model):
         if state is None or name.startswith("_") or name in _OF_KERAS:
             super().__setattr__(name, value)
             return
-        if state.running is not None:
-            _tf.refuse_setting(self, name, value, state.running.learner.settings)
+        self.refuse_while_running(name, value)
         changed = not _tf.is_same_plain(getattr(self, name, _MISSING), value)
         super().__setattr__(name, value)
         between_fits = state.running is None and state.compiled is not None
@@ -101,6 +100,16 @@ class DPModel(Model):
             # The next fit's steps read the setting, and so do evaluations.
             state.compiled.steps.forget()
             self.drop_traces()
+
+    def refuse_while_running(self, name: str, value: object) -> None:
+        """Raises `RuntimeError` if a fit runs whose steps have read this setting.
+
+        Args:
+          name: The name of the assigned attribute.
+          value: The assigned value.
+        """
+        if self._dp.running is not None:
+            _tf.refuse_setting(self, name, value, self._dp.running.learner.settings)
 
     def drop_traces(self) -> None:
         """Drops traced predictions and evaluations, which hold settings as constants."""

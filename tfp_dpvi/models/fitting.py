@@ -318,7 +318,18 @@ def _learner(model: Model) -> Learner:
         stop=stop,
         # What a callback adds later is no setting.
         settings=frozenset(name for name in vars(model) if not name.startswith("_")),
+        layer_settings=lambda: _layer_settings(model),
     )
+
+
+def _layer_settings(model: Model) -> dict[tuple[str, str], object]:
+    """Returns plain settings of the layers, such as rates, by the names of layer and setting."""
+    return {
+        (layer.name, name): value
+        for layer in layers_within(model, include_self=False)
+        for name, value in vars(layer).items()
+        if isinstance(value, bool | int | float | str) and name != "built" and name[0] != "_"
+    }
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Autoencoder:
       prior: TFP distribution of one record's latent variable, or a function of y that returns one
         with batch shape [n].
       density: The prior's log density as a layer, for a prior with trainable variables; else None.
-      beta: Weight of the KL term.
+      beta: Weight of the KL term, or a function that returns it as a tensor.
       kl: "analytic", "monte_carlo", or "auto", which is analytic where TFP has the divergence.
       conditional: Whether records have a y, or None before the first records are known.
       dtype: Float type of the latent variables.
@@ -67,7 +67,7 @@ class Autoencoder:
     decoder: Network
     prior: Prior
     density: LearnedDensity | None = None
-    beta: float = 1.0
+    beta: float | Callable[[], tf.Tensor] = 1.0
     kl: str = "auto"
     conditional: bool | None = None
     dtype: str = "float32"
@@ -200,7 +200,8 @@ class Autoencoder:
             log_prior = tf.reshape(self.density(codes), [-1, num_draws])
             log_posterior = tf.reduce_mean(posterior.log_prob(draws), axis=0)
             divergence = log_posterior - tf.reduce_mean(log_prior, axis=1)
-        return RecordTerms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
+        beta = tf.cast(self.beta() if callable(self.beta) else self.beta, divergence.dtype)
+        return RecordTerms(-log_prob + beta * divergence, samples[:, 0], posterior)
 
     def _divergence(
         self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution
