@@ -212,6 +212,33 @@ def make_records(
     return Records(x, y, sample_weight, num)
 
 
+def several_inputs(x: Any, y: Any) -> Any:
+    """Returns a list of arrays, Keras's way to pass several inputs, as a tuple of them.
+
+    A list of rows is returned unchanged, and so is anything else.
+
+    Args:
+      x: The records.
+      y: Their outcomes, whose number tells inputs from rows; None without them.
+
+    Raises:
+      ValueError: The list may be either.
+    """
+    if not isinstance(x, list) or not x or y is None or not hasattr(y, "__len__"):
+        return x
+    if not all(getattr(part, "shape", None) for part in x):
+        return x
+    num = len(y)
+    if any(part.shape[0] != num for part in x):
+        return x
+    if len(x) == num:
+        raise ValueError(
+            f"x is a list of {num} arrays with {num} rows each: pass a tuple of inputs, tuple(x), "
+            "or an array of records, np.stack(x)."
+        )
+    return tuple(x)
+
+
 def by_column(name: str, value: Any) -> Any:
     """Converts frames to dicts of their columns, and columns of frames to arrays.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -22,8 +20,8 @@ from tfp_dpvi.data import (
     make_records,
     make_units,
 )
-from tfp_dpvi.data.files import open_files
-from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.files import FileRecords, open_files
+from tfp_dpvi.data.records import by_column, several_inputs
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.sampling.choose import make_sampler
@@ -36,11 +34,14 @@ _DEFAULT_BATCH_SIZE = 256
 # Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
-    "validation_split": (
-        0.0,
-        "it would show exact losses; split x yourself and pass validation_data=.",
+    "class_weight": (
+        None,
+        "pass sample_weight=[class_weight[label] for label in y], which is applied before the "
+        "clip.",
     ),
-    "class_weight": (None, "pass sample_weight=, which is applied before the clip."),
+    "workers": (1, "records are no generator; leave it out."),
+    "use_multiprocessing": (False, "records are no generator; leave it out."),
+    "max_queue_size": (10, "records are no generator; leave it out."),
     "validation_steps": (None, "all of validation_data is used; leave it out."),
 }
 
@@ -53,6 +54,55 @@ def refuse(arguments: Mapping[str, object]) -> None:
         default, why = _REFUSED[name]
         if value != default:
             raise ValueError(f"{name}={check.shown(value)} is not supported: {why}")
+
+
+def refuse_incomplete(
+    optimizer: Any,
+    given: Mapping[str, Any],
+    others: Sequence[tuple[str, str]] = (),
+    *,
+    has_default: bool = False,
+) -> None:
+    """Raises one error for all that `compile` lacks, if that is more than one thing.
+
+    Args:
+      optimizer: The argument of `compile`.
+      given: Its other arguments, by name, as far as a call that works has them.
+      others: What else a model lacks: pairs of what to do and a setting that works, or "".
+      has_default: Whether the model has an optimizer of its own.
+
+    Raises:
+      ValueError: Two or more arguments are missing or do not belong there.
+    """
+    foreign = hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "l2_norm_clip")
+    missing = optimizer is None and not has_default
+    plain = missing or (optimizer is not None and not foreign)
+    noise = (given.get("noise_multiplier"), getattr(optimizer, "noise_multiplier", None))
+    noisy = hasattr(optimizer, "_dp_sum_query") or any(value is not None for value in noise)
+    epsilon = given.get("epsilon")
+    problems = list(others)
+    if missing:
+        problems.insert(0, ("pass an optimizer", ""))
+    if plain and given.get("l2_norm_clip") is None:
+        problems.append(("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0"))
+    if epsilon is None and not noisy:
+        problems.append(("pass epsilon=, the privacy budget", "epsilon=1.0"))
+    if given.get("delta") is None and (epsilon is not None or not noisy):
+        problems.append(("pass delta=, far below 1 / N", "delta=1e-5"))
+    if len(problems) < 2:
+        return
+    first = ["'adam'"] if missing else [] if optimizer is None else ["optimizer"]
+    shown = [repr(optimizer)] if isinstance(optimizer, str) else first
+    kept = [
+        f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
+        for name, value in given.items()
+        if value is not None
+    ]
+    settings = [setting for _, setting in problems if setting]
+    raise ValueError(
+        f"compile: {'; '.join(problem for problem, _ in problems)}. For instance\n"
+        f"compile({', '.join([*shown, *kept, *settings])})"
+    )
 
 
 def check_counts(**counts: int | None) -> None:
@@ -107,14 +157,14 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
-    x, y, sample_weight = open_files(x, y, sample_weight)
+    x, y, sample_weight = open_files(several_inputs(x, y), y, sample_weight)
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
-        if y is not None or sample_weight is not None or batch_size is not None:
-            raise ValueError(
-                "y, sample_weight and batch_size are part of the dataset: pass only x."
-            )
+        extra = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+        extra = {name: value for name, value in extra.items() if value is not None}
+        if extra and sampling is not None:
+            raise ValueError(f"{', '.join(extra)}: part of the dataset, so pass only x.")
         public = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         data = DatasetData(x, *public, model.record_dtype)
         _prepare(model, data.records, data.records, sampled=False)
@@ -265,6 +315,62 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
             )
 
 
+def split_validation(
+    fraction: Any,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    validation_data: Any,
+    declared: bool,
+    unit_ids: Identifiers,
+) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+    """Returns the first records for training, and the last ones for validation, as Keras splits.
+
+    Args:
+      fraction: The fraction of validation records.
+      x: The records, arrays or frames.
+      y: Their outcomes, or None.
+      sample_weight: Their weights, or None.
+      validation_data: Must be None.
+      declared: Whether the validation records are public, or their losses are shown as unsafe.
+      unit_ids: Must be None.
+
+    Raises:
+      ValueError, TypeError: Losses of private records would be shown, or the records cannot be
+        split.
+    """
+    fraction = check.probability("validation_split", fraction)
+    if not declared:
+        raise ValueError(
+            f"validation_split={fraction:g} would show exact losses of a part of x. If that part "
+            "is public pass validation_is_public=True,\nor unsafe_validation=True to accept it; "
+            "else use a privatised metric, such as dpvi.metrics.PrivateELBO."
+        )
+    if validation_data is not None or unit_ids is not None:
+        raise ValueError(
+            "validation_split with validation_data or unit_ids: pass validation_data alone."
+        )
+    if is_batches(x) or isinstance(x, FileRecords):
+        raise TypeError(
+            f"validation_split needs arrays, and x is a {type(x).__name__}: pass validation_data."
+        )
+    x, y = by_column("x", several_inputs(x, y)), by_column("y", y)
+    parts = (x, y, by_column("sample_weight", sample_weight))
+    parts = tuple(np.asarray(part) if isinstance(part, list) else part for part in parts)
+    num = len(tf.nest.flatten(parts[0])[0])
+    first = math.floor(num * (1.0 - fraction))
+    if not 0 < first < num:
+        raise ValueError(
+            f"validation_split={fraction:g} of {num} records leaves none to train or to validate."
+        )
+
+    def rows(part: Any, start: int, stop: int) -> Any:
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], part)
+
+    train, held = rows(parts, 0, first), rows(parts, first, num)
+    return *train, held if held[2] is not None else held[:2]
+
+
 def check_validation(
     data: Any, public: bool, unsafe: bool, dtype: np.dtype, *, persons: bool = False
 ) -> Validation | None:
@@ -326,25 +432,6 @@ def check_validation(
     )
 
 
-def check_checkpoints(
-    callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]
-) -> None:
-    """Raises if a `ModelCheckpoint` would fail to save after the first epoch.
-
-    Privacy would have been spent by then.
-
-    Args:
-      callbacks: The user's callbacks.
-      save: Writes the model to a path.
-    """
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.ModelCheckpoint):
-            continue
-        if not callback.save_weights_only:
-            with tempfile.TemporaryDirectory() as folder:
-                save(os.path.join(folder, os.path.basename(callback.filepath)))
-
-
 def validation_metrics(metrics: Any) -> list[Metric]:
     """Returns Keras metric objects from objects, functions and names.
 
@@ -361,6 +448,11 @@ def validation_metrics(metrics: Any) -> list[Metric]:
                 "sparse_categorical_accuracy for class probabilities."
             )
         resolved = keras.metrics.get(metric)
+        if not callable(resolved):
+            raise ValueError(
+                f"metric {check.shown(metric)} is unknown to Keras: pass a name such as 'mae', a "
+                "metric object or a function."
+            )
         if not isinstance(resolved, Metric):
             name = getattr(resolved, "__name__", "metric")
             resolved = keras.metrics.MeanMetricWrapper(resolved, name=name)

@@ -409,6 +409,15 @@ class DPModel(Model):
         """
         self._dp.refuse_while_fitting("compile")
         fitting.check_precision(self)
+        given = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "l2_norm_clip": l2_norm_clip,
+            "noise_multiplier": noise_multiplier,
+        }
+        unwanted = [] if loss is None else [("leave out loss=, which the model defines", "")]
+        has_default = type(self).default_optimizer is not DPModel.default_optimizer
+        arguments.refuse_incomplete(optimizer, given, unwanted, has_default=has_default)
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(
@@ -586,8 +595,14 @@ class DPModel(Model):
         state = self._dp
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
-        backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        refusals = {name: value for name, value in refused.items() if name != "validation_split"}
+        backup = fitting.check_arguments(refusals, epochs, initial_epoch, users)
         public = (validation_is_public, unsafe_validation)
+        split = refused.pop("validation_split", 0.0)
+        if split:
+            x, y, sample_weight, validation_data = arguments.split_validation(
+                split, x, y, sample_weight, validation_data, any(public), unit_ids
+            )
         validation = arguments.check_validation(
             validation_data, *public, self.record_dtype, persons=unit_ids is not None
         )
@@ -606,20 +621,23 @@ class DPModel(Model):
             max_rows_per_unit=max_rows_per_unit,
             rows_beyond=rows_beyond,
         )
-        fitting.check_callbacks(self, users, validation)
+        is_unsafe = validation is not None and unsafe_validation and not validation_is_public
+        planned = range(initial_epoch, epochs)
+        fitting.check_callbacks(
+            self, compiled, users, validation, unsafe=is_unsafe, epochs=planned
+        )
         private = fitting.private_fit(
             self,
             state,
             compiled,
             data,
-            epochs=range(initial_epoch, epochs),
+            epochs=planned,
             backup=backup,
             declared=num_records is not None,
         )
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
-            is_unsafe = validation is not None and unsafe_validation and not validation_is_public
             with fitting.guarded(self, state, run, is_unsafe):
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
@@ -713,6 +731,13 @@ class DPModel(Model):
     def metrics(self) -> list[Metric]:
         """Epsilon spent, the privatised metrics and the validation metrics."""
         return evaluation.shown_metrics(self._dp) if hasattr(self, "_dp") else []
+
+    def get_metrics_result(self) -> dict[str, tf.Tensor]:
+        """Returns the released values that `fit` shows.
+
+        Keras asks for them after each epoch, when metrics of other records may have no state yet.
+        """
+        return {metric.name: metric.result() for metric in evaluation.released_metrics(self._dp)}
 
     @property
     def metrics_names(self) -> list[str]:

@@ -23,6 +23,12 @@ def shown_metrics(state: State) -> list[Metric]:
     return [*own, *private, *state.compiled.validation_metrics]
 
 
+def released_metrics(state: State) -> list[Metric]:
+    """Returns epsilon spent and the privatised metrics."""
+    private = () if state.compiled is None else state.compiled.private_metrics
+    return [state.metrics.epsilon, *(each for each in private if isinstance(each, Metric))]
+
+
 def names_of_results(state: State) -> list[str]:
     """Returns the names of the values that `evaluate` returns, in order."""
     validation = () if state.compiled is None else state.compiled.validation_metrics

@@ -15,6 +15,7 @@ from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.ghost import UnsupportedLayerError
 from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import JointRelease
+from tfp_dpvi.models import arguments
 from tfp_dpvi.models.fitting import LOG
 from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel
 
@@ -119,16 +120,18 @@ class DPKerasModel(LayeredModel):
           ValueError: No loss or several, or what `DPModel.compile` refuses.
         """
         _tf.refuse_keras_3("loss", loss)
-        if loss is None or isinstance(loss, list | tuple | dict):
+        loss = _single("loss", loss)
+        names = ("l2_norm_clip", "epsilon", "delta", "noise_multiplier")
+        given = {"loss": loss, **{name: settings.get(name) for name in names}}
+        missing = [("pass loss=, a Keras loss", "loss='mse'")] if loss is None else []
+        arguments.refuse_incomplete(optimizer, given, missing)
+        if loss is None:
             raise ValueError(
                 f"loss={check.shown(loss)}: pass one Keras loss, such as "
                 "'sparse_categorical_crossentropy'."
             )
         training = _Training(self._training.network, loss, keras.losses.get(loss))
-        if metrics is None:
-            metrics = []
-        elif not isinstance(metrics, list | tuple):
-            metrics = [metrics]
+        metrics = tf.nest.flatten([] if metrics is None else _single("metrics", metrics))
         privatised = [metric for metric in metrics if isinstance(metric, JointRelease)]
         exact = [
             training.metric(metric) for metric in metrics if not isinstance(metric, JointRelease)
@@ -243,6 +246,19 @@ class DPKerasModel(LayeredModel):
             return None
         finally:
             _tf.clear_losses(self)
+
+
+def _single(name: str, value: Any) -> Any:
+    """Returns the part of a list or dict by output, of which this model has one."""
+    several = isinstance(value, dict) or (name == "loss" and isinstance(value, list | tuple))
+    if not several:
+        return value
+    if len(value) != 1:
+        raise ValueError(
+            f"{name}={check.shown(value)} is for {len(value)} outputs, and a DPKerasModel has one: "
+            "pass one Keras loss, such as 'sparse_categorical_crossentropy', and a list of metrics."
+        )
+    return next(iter(value.values())) if isinstance(value, dict) else value[0]
 
 
 # ------------------------------------------------------------------ per-example Keras losses
