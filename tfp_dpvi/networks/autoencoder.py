@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, Structure, function_of_model, layers_of, tf, tfd
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, as_event
 from tfp_dpvi.bayes.predictive import mean_of
@@ -337,7 +338,8 @@ def _result_of(
         pair = "(x, y)" if part == "encoder" else "(z, y)"
         hint = f" With y, the {part} takes {pair}; for records without y call fit(x)."
         raise ValueError(
-            f"{part} failed on {shapes}: {type(error).__name__}: {error}{'' if y is None else hint}"
+            f"{part} failed on {shapes}: {type(error).__name__}: {check.plainly(error)}"
+            f"{'' if y is None else hint}"
         ) from error
 
 
