@@ -181,7 +181,7 @@ def make_data(
             f"sampling_probability={check.shown(sampling_probability)} is for datasets: leave it "
             "out."
         )
-    x, y = by_column("x", x), by_column("y", y)
+    x, y = by_column("x", x, model.takes_texts), by_column("y", y)
     sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
     persons = _persons(model, streams, *asked)
@@ -189,7 +189,14 @@ def make_data(
     records = (
         source.probe
         if source
-        else make_records(x, y, sample_weight, dtype=model.record_dtype, validate=validate)
+        else make_records(
+            x,
+            y,
+            sample_weight,
+            dtype=model.record_dtype,
+            validate=validate,
+            texts=model.takes_texts,
+        )
     )
     rows = records
     records = rows if persons is None else persons(rows)
@@ -271,27 +278,28 @@ def is_batches(data: object) -> bool:
 
 
 def in_batches(
+    model: Any,
     x: Structure | None,
     y: Structure | None,
     sample_weight: np.ndarray | None,
     batch_size: int | None,
-    dtype: np.dtype,
 ) -> RowBatches | None:
     """Returns records that `fit` would stream by default as batches; None for all others.
 
     Args:
+      model: The model.
       x: As in `DPModel.fit`.
       y: As in `DPModel.fit`.
       sample_weight: Weights, shape [n], or None.
       batch_size: The number of rows of a batch, by default 1024.
-      dtype: The float type that records are cast to.
     """
     if is_batches(x):
         return None
-    x, y = by_column("x", x), by_column("y", y)
+    x, y = by_column("x", x, model.takes_texts), by_column("y", y)
     if not wants_stream((x, y), None):
         return None
-    return RowBatches(RecordSource(x, y, sample_weight, dtype), batch_size or 1024)
+    source = RecordSource(x, y, sample_weight, model.record_dtype)
+    return RowBatches(source, batch_size or 1024)
 
 
 def check_like(x: Structure, specs: Structure, name: str) -> None:
@@ -316,10 +324,9 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
 
 
 def split_validation(
+    model: Any,
     fraction: Any,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
+    records: tuple[Any, Any, Any],
     validation_data: Any,
     declared: bool,
     unit_ids: Identifiers,
@@ -327,10 +334,9 @@ def split_validation(
     """Returns the first records for training, and the last ones for validation, as Keras splits.
 
     Args:
+      model: The model.
       fraction: The fraction of validation records.
-      x: The records, arrays or frames.
-      y: Their outcomes, or None.
-      sample_weight: Their weights, or None.
+      records: x, y and sample_weight, arrays or frames; y and weights may be None.
       validation_data: Must be None.
       declared: Whether the validation records are public, or their losses are shown as unsafe.
       unit_ids: Must be None.
@@ -339,6 +345,7 @@ def split_validation(
       ValueError, TypeError: Losses of private records would be shown, or the records cannot be
         split.
     """
+    x, y, sample_weight = records
     fraction = check.probability("validation_split", fraction)
     if not declared:
         raise ValueError(
@@ -354,7 +361,7 @@ def split_validation(
         raise TypeError(
             f"validation_split needs arrays, and x is a {type(x).__name__}: pass validation_data."
         )
-    x, y = by_column("x", several_inputs(x, y)), by_column("y", y)
+    x, y = by_column("x", several_inputs(x, y), model.takes_texts), by_column("y", y)
     parts = (x, y, by_column("sample_weight", sample_weight))
     parts = tuple(np.asarray(part) if isinstance(part, list) else part for part in parts)
     num = len(tf.nest.flatten(parts[0])[0])
@@ -372,7 +379,13 @@ def split_validation(
 
 
 def check_validation(
-    data: Any, public: bool, unsafe: bool, dtype: np.dtype, *, persons: bool = False
+    data: Any,
+    public: bool,
+    unsafe: bool,
+    dtype: np.dtype,
+    *,
+    persons: bool = False,
+    texts: bool = False,
 ) -> Validation | None:
     """Returns `validation_data` as Keras takes it, arrays as a tuple of tensors; or None.
 
@@ -382,6 +395,7 @@ def check_validation(
       unsafe: Whether the user accepts exact losses of private records.
       dtype: The float type that records are cast to.
       persons: Whether the training records are persons with several rows.
+      texts: Whether x may have texts.
 
     Raises:
       ValueError: validation data of persons, private data that are not declared unsafe, or an
@@ -422,7 +436,7 @@ def check_validation(
             f"batches, got {type(data).__name__}; "
             "for a model without y pass (x, None)."
         )
-    checked = make_records(*(*data, None, None)[:3], dtype=dtype, validate=True)
+    checked = make_records(*(*data, None, None)[:3], dtype=dtype, validate=True, texts=texts)
     parts = [checked.x, checked.y, checked.sample_weight]
     while parts[-1] is None:
         parts.pop()

@@ -300,6 +300,11 @@ class DPModel(Model):
         return ()
 
     @property
+    def takes_texts(self) -> bool:
+        """See `Hooks.takes_texts`."""
+        return False
+
+    @property
     def takes_persons(self) -> bool:
         """See `Hooks.takes_persons`: unless a subclass has another clipped gradient."""
         return type(self).clipped_gradient is DPModel.clipped_gradient
@@ -601,10 +606,14 @@ class DPModel(Model):
         split = refused.pop("validation_split", 0.0)
         if split:
             x, y, sample_weight, validation_data = arguments.split_validation(
-                split, x, y, sample_weight, validation_data, any(public), unit_ids
+                self, split, (x, y, sample_weight), validation_data, any(public), unit_ids
             )
         validation = arguments.check_validation(
-            validation_data, *public, self.record_dtype, persons=unit_ids is not None
+            validation_data,
+            *public,
+            self.record_dtype,
+            persons=unit_ids is not None,
+            texts=self.takes_texts,
         )
         data = self.make_data(
             x,
@@ -792,13 +801,13 @@ class DPModel(Model):
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, "
                 "weight)."
             )
-        batches = arguments.in_batches(x, y, sample_weight, batch_size, self.record_dtype)
+        batches = arguments.in_batches(self, x, y, sample_weight, batch_size)
         if batches is not None:
             x, y = batches, None
             batch_size = sample_weight = None
         elif not arguments.is_batches(x):
             y, sample_weight = by_column("y", y), by_column("sample_weight", sample_weight)
-            x = by_column("x", x) if self._fitted_to(dict) else x
+            x = by_column("x", x, self.takes_texts) if self._fitted_to(dict) else x
         with evaluation.a_batch_an_execution(self), _tf.without_values("evaluate failed"):
             return super().evaluate(x, y, batch_size, verbose, sample_weight, steps, **kwargs)
 
@@ -826,7 +835,7 @@ class DPModel(Model):
           Array of shape [n, ...], or a structure of arrays.
         """
         x, _, _ = open_files(x)
-        batches = arguments.in_batches(x, None, None, batch_size, self.record_dtype)
+        batches = arguments.in_batches(self, x, None, None, batch_size)
         if batches is not None:
             self._check_like(x, batches.probe.x, "x")
             x, batch_size = batches, None
@@ -850,7 +859,9 @@ class DPModel(Model):
         """
         if isinstance(x, list) and self._fitted_to(tuple):  # Keras's way to pass several inputs.
             x = tuple(x)
-        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
+        checked = make_records(
+            x, None, None, dtype=self.record_dtype, validate=False, texts=self.takes_texts
+        ).x
         self._check_like(x, checked, name)
         return tf.nest.map_structure(tf.convert_to_tensor, checked)
 

@@ -20,6 +20,7 @@ from tfp_dpvi.gradients import JointRelease
 from tfp_dpvi.gradients.isolation import depends_on
 from tfp_dpvi.models import arguments, exporting
 from tfp_dpvi.models.fitting import LOG
+from tfp_dpvi.networks import refusals
 from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel
 
 Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -280,6 +281,7 @@ class DPKerasModel(LayeredModel):
         """Creates the variables and checks network and loss on zeros."""
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
+        refusals.check_vectorization(layers_of(self.network))
         # Both numbers: a `Sequential` without input shape is rebuilt for another one.
         for num in (NUM_SYNTHETIC, 1):
             zeros = [zeros_like(part, num) for part in (records.x, records.y)]
@@ -293,9 +295,11 @@ class DPKerasModel(LayeredModel):
             except (*LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
                 leaves = tf.nest.flatten(zeros)
                 shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
+                texts = any(part.dtype == tf.string for part in leaves)
+                hint = " Texts need a StringLookup, Hashing or TextVectorization first."
                 raise ValueError(
                     f"network or loss failed on x, y = {', '.join(shapes)}: "
-                    f"{type(error).__name__}: {check.plainly(error)}"
+                    f"{type(error).__name__}: {check.plainly(error)}{hint if texts else ''}"
                 ) from error
         super().prepare(records)
 

@@ -104,6 +104,11 @@ class LayeredModel(base.DPModel):
             LOG.log(logging.WARNING if layers.slowdown >= 1.5 else logging.INFO, "%s", layers.note)
         return layers
 
+    @property
+    def takes_texts(self) -> bool:
+        """See `Hooks.takes_texts`."""
+        return True
+
     # ------------------------------------------------------------------ the step
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
