@@ -311,7 +311,7 @@ def _arrays(
         if texts:
             return array.astype(str).astype(object)
         raise TypeError(
-            f"{name} has texts, which is not numeric: code categories as integers. (x of a "
+            f"{name} has texts, which are not numeric: code categories as integers. (x of a "
             "DPKerasModel may have texts, if its network begins with a StringLookup, Hashing or "
             "TextVectorization.)"
         )

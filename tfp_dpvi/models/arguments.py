@@ -34,6 +34,7 @@ _DEFAULT_BATCH_SIZE = 256
 # Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
+    "validation_split": (0.0, "pass it to fit."),
     "class_weight": (
         None,
         "pass sample_weight=[class_weight[label] for label in y], which is applied before the "
@@ -81,16 +82,18 @@ def refuse_incomplete(
     noisy = hasattr(optimizer, "_dp_sum_query") or any(value is not None for value in noise)
     epsilon = given.get("epsilon")
     problems = list(others)
+    clip = plain and given.get("l2_norm_clip") is None
+    target = (epsilon is None and not noisy) or (epsilon is not None and given.get("delta") is None)
+    if len(problems) + (missing or clip) + target < 2:
+        return
     if missing:
         problems.insert(0, ("pass an optimizer", ""))
-    if plain and given.get("l2_norm_clip") is None:
+    if clip:
         problems.append(("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0"))
     if epsilon is None and not noisy:
         problems.append(("pass epsilon=, the privacy budget", "epsilon=1.0"))
     if given.get("delta") is None and (epsilon is not None or not noisy):
         problems.append(("pass delta=, far below 1 / N", "delta=1e-5"))
-    if len(problems) < 2:
-        return
     first = ["'adam'"] if missing else [] if optimizer is None else ["optimizer"]
     shown = [repr(optimizer)] if isinstance(optimizer, str) else first
     kept = [
@@ -351,7 +354,7 @@ def split_validation(
         raise ValueError(
             f"validation_split={fraction:g} would show exact losses of a part of x. If that part "
             "is public pass validation_is_public=True,\nor unsafe_validation=True to accept it; "
-            "else use a privatised metric, such as dpvi.metrics.PrivateELBO."
+            "else pass public validation_data, or watch a privatised metric."
         )
     if validation_data is not None or unit_ids is not None:
         raise ValueError(

@@ -190,7 +190,10 @@ class DPKerasModel(LayeredModel):
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `Hooks.export_functions`."""
         meaning = "the network's output for each record, a mean if it is a distribution."
-        return [exporting.mean_signature(lambda x: _mean(self.call(x)), inputs["x"], meaning)]
+        predict = exporting.mean_signature(lambda x: _mean(self.call(x)), inputs["x"], meaning)
+        layers = layers_of(self.network)
+        tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+        return [dataclasses.replace(predict, tables=tuple(tables))]
 
     def watched_layers(self) -> Sequence[Layer]:
         """See `LayeredModel`."""
@@ -292,7 +295,7 @@ class DPKerasModel(LayeredModel):
                     self.test_losses(*zeros)
                 training = self._training
                 training.zeros, training.exact_losses = zeros[0], self._find_exact_losses(zeros[0])
-            except (*LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
+            except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
                 leaves = tf.nest.flatten(zeros)
                 shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
                 texts = any(part.dtype == tf.string for part in leaves)
