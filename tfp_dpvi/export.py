@@ -109,8 +109,8 @@ def write(
                 raise
     except AssertionError as error:
         raise ValueError(
-            "export: the model reads a resource that is no variable, such as a table in a function; "
-            f"an export cannot save it. {check.plainly(error)}"
+            "export: the model reads a resource that is no variable, such as a lookup table of a "
+            f"function; an export cannot save it. {check.plainly(error)}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(

@@ -204,9 +204,7 @@ def test_pages_that_were_read_are_given_back(tmp_path, monkeypatch):
     given = []
     advise = streaming.RecordSource._release
     monkeypatch.setattr(streaming, "_MOST_TOUCHED", 50)
-    monkeypatch.setattr(
-        streaming.RecordSource, "_release", lambda self: given.append(advise(self))
-    )
+    monkeypatch.setattr(streaming.RecordSource, "_release", lambda self: given.append(advise(self)))
     np.save(tmp_path / "x.npy", X)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     np.testing.assert_allclose(fitted(mapped, Y, stream=True), in_memory(), rtol=1e-5)

@@ -18,7 +18,9 @@ def ends(beta, change=None, epochs=2):
     keras.utils.set_random_seed(0)
     model = linear(beta=beta, seed=1)
     model.compile(optimizer(0.0, clip=1e3), delta=1e-5, jit_compile=False)
-    calls = [keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: change(model, epoch))]
+    calls = [
+        keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: change(model, epoch))
+    ]
     model.fit(X, epochs=epochs, callbacks=calls if change else None, **QUIET)
     return model, np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
 

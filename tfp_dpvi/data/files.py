@@ -46,6 +46,13 @@ class FileRecords(abc.ABC):
       verbose: 1 shows a progress bar and the space that the copy takes; 0 shows nothing.
 
     Subclasses say what the records are. `Parquet`, `HDF5` and `Copied` are such.
+
+    ```python
+    >>> records = Copied(np.zeros([3, 2]), verbose=0)
+    >>> isinstance(records, FileRecords), records.x.shape
+    (True, (3, 2))
+
+    ```
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, verbose: int) -> None:
@@ -66,7 +73,8 @@ class FileRecords(abc.ABC):
     @property
     def sample_weight(self) -> np.ndarray | None:
         """The records' weights, or None."""
-        return self._open().get("sample_weight")
+        weights: np.ndarray | None = self._open().get("sample_weight")  # type: ignore[assignment]
+        return weights
 
     @abc.abstractmethod
     def _structure(self) -> _Batch:
@@ -179,7 +187,8 @@ class _Writer:
         specs: Sequence[_Spec],
         bar: keras.utils.Progbar | None,
     ) -> None:
-        self._paths, self._specs, self._bar = paths, specs, bar
+        self._paths, self._specs = paths, specs
+        self._bar = bar
 
     def write(self, batches: Iterator[_Batch]) -> None:
         """Writes all batches.
@@ -205,7 +214,7 @@ class _Writer:
                             f"Records have shape {list(rows.shape[1:])} and {list(spec.shape)}: "
                             "all need one shape."
                         )
-                    file.write(memoryview(rows).cast("B"))
+                    file.write(rows.data.cast("B"))
                 num += lengths.pop()
                 if self._bar is not None:
                     self._bar.update(num)
@@ -515,9 +524,8 @@ class Copied(FileRecords):
         rows = math.ceil(max(1, _AT_ONCE // max(1, row)) / chunk) * chunk
         for start in range(0, num, rows):
             stop = min(start + rows, num)
-            yield dict(
-                tf.nest.map_structure(lambda part: np.asarray(part[start:stop]), self._arrays)  # noqa: B023
-            )
+            leaves = [np.asarray(part[start:stop]) for part in tf.nest.flatten(self._arrays)]
+            yield dict(tf.nest.pack_sequence_as(self._arrays, leaves))
 
 
 def _rows_of_chunk(part: Any) -> int:
@@ -540,7 +548,9 @@ def _specs_of_dataset(dataset: tf.data.Dataset) -> _Batch:
             "and fixed record shapes."
         )
     return dict(
-        tf.nest.map_structure(lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), specs)
+        tf.nest.map_structure(
+            lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype), specs
+        )
     )
 
 
@@ -636,7 +646,7 @@ def mapped_hdf5(dataset: Any) -> np.memmap | None:
     Args:
       dataset: An `h5py.Dataset`, or another array.
     """
-    identifier = getattr(dataset, "id", None)
+    identifier: Any = getattr(dataset, "id", None)
     if not hasattr(identifier, "get_offset") or dataset.file.driver != "sec2":
         return None
     offset = identifier.get_offset()

@@ -36,6 +36,11 @@ class Records:
     Records(num=3)
     >>> records.tensors()["x"].dtype
     tf.float32
+    >>> cities = {"city": np.array(["Oslo", "Rome"])}
+    >>> make_records(
+    ...     cities, None, None, dtype=np.dtype("float32"), validate=True, texts=True
+    ... ).tensors()["x"]["city"].dtype
+    tf.string
 
     ```
 

@@ -34,7 +34,6 @@ _DEFAULT_BATCH_SIZE = 256
 # Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
-    "validation_split": (0.0, "pass it to fit."),
     "class_weight": (
         None,
         "pass sample_weight=[class_weight[label] for label in y], which is applied before the "
@@ -50,6 +49,8 @@ _REFUSED = {
 def refuse(arguments: Mapping[str, object]) -> None:
     """Raises for unsupported arguments of Keras's `fit` and for unknown ones."""
     for name, value in arguments.items():
+        if name == "validation_split":  # See `records_and_validation`.
+            continue
         if name not in _REFUSED:
             raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
         default, why = _REFUSED[name]
@@ -58,25 +59,24 @@ def refuse(arguments: Mapping[str, object]) -> None:
 
 
 def refuse_incomplete(
+    model: Any,
     optimizer: Any,
     given: Mapping[str, Any],
     others: Sequence[tuple[str, str]] = (),
-    *,
-    has_default: bool = False,
 ) -> None:
     """Raises one error for all that `compile` lacks, if that is more than one thing.
 
     Args:
+      model: The model.
       optimizer: The argument of `compile`.
       given: Its other arguments, by name, as far as a call that works has them.
       others: What else a model lacks: pairs of what to do and a setting that works, or "".
-      has_default: Whether the model has an optimizer of its own.
 
     Raises:
       ValueError: Two or more arguments are missing or do not belong there.
     """
     foreign = hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "l2_norm_clip")
-    missing = optimizer is None and not has_default
+    missing = optimizer is None and not _has_default(model)
     plain = missing or (optimizer is not None and not foreign)
     noise = (given.get("noise_multiplier"), getattr(optimizer, "noise_multiplier", None))
     noisy = hasattr(optimizer, "_dp_sum_query") or any(value is not None for value in noise)
@@ -106,6 +106,15 @@ def refuse_incomplete(
         f"compile: {'; '.join(problem for problem, _ in problems)}. For instance\n"
         f"compile({', '.join([*shown, *kept, *settings])})"
     )
+
+
+def _has_default(model: Any) -> bool:
+    """Returns whether a model has an optimizer of its own."""
+    try:
+        model.default_optimizer(None)
+    except ValueError:
+        return False
+    return True
 
 
 def check_counts(**counts: int | None) -> None:
@@ -160,32 +169,23 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
-    x, y, sample_weight = open_files(several_inputs(x, y), y, sample_weight)
+    opened = open_files(several_inputs(x, y), y, sample_weight)
+    x, y = opened[:2]
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
-        extra = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
-        extra = {name: value for name, value in extra.items() if value is not None}
-        if extra and sampling is not None:
-            raise ValueError(f"{', '.join(extra)}: part of the dataset, so pass only x.")
+        extra = (y, sample_weight, batch_size)
+        if sampling is not None and any(part is not None for part in extra):
+            raise ValueError(
+                "y, sample_weight and batch_size are part of the dataset: pass only x."
+            )
         public = (sampling, sampling_probability, num_records, steps_per_epoch, physical_batch_size)
         data = DatasetData(x, *public, model.record_dtype)
         _prepare(model, data.records, data.records, sampled=False)
         return data
-    if is_batches(x):
-        raise TypeError(
-            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, "
-            "which fit samples itself,\n"
-            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare "
-            "how they were drawn."
-        )
-    if sampling_probability is not None:
-        raise ValueError(
-            f"sampling_probability={check.shown(sampling_probability)} is for datasets: leave it "
-            "out."
-        )
+    _refuse_batches(x, sampling_probability)
     x, y = by_column("x", x, model.takes_texts), by_column("y", y)
-    sample_weight = by_column("sample_weight", sample_weight)
+    sample_weight = by_column("sample_weight", opened[2])
     streams = wants_stream((x, y), stream)
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
@@ -224,6 +224,22 @@ def make_data(
     steps = steps_per_epoch or math.ceil(num_records / batch_size)
     settings = (sampler, num_records, float(min(batch_size, num_records)), steps)
     return StreamedData(source, *settings) if source else ArrayData(records, *settings)
+
+
+def _refuse_batches(x: Any, sampling_probability: float | None) -> None:
+    """Raises for batches that another object draws, and for a declaration of such."""
+    if is_batches(x):
+        raise TypeError(
+            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, "
+            "which fit samples itself,\n"
+            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare "
+            "how they were drawn."
+        )
+    if sampling_probability is not None:
+        raise ValueError(
+            f"sampling_probability={check.shown(sampling_probability)} is for datasets: leave it "
+            "out."
+        )
 
 
 def _persons(
@@ -326,13 +342,47 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
             )
 
 
+def records_and_validation(
+    model: Any,
+    records: tuple[Any, Any, Any],
+    validation_data: Any,
+    split: float,
+    declared: tuple[bool, bool],
+    *,
+    persons: bool,
+) -> tuple[tuple[Any, Any, Any], Validation | None]:
+    """Returns the records to train on, and the validation data as Keras takes them.
+
+    Args:
+      model: The model.
+      records: x, y and sample_weight.
+      validation_data: As in `DPModel.fit`.
+      split: The fraction of the records to validate with instead; 0 for none.
+      declared: Whether the validation records are public, and whether their exact losses may be
+        shown as unsafe.
+      persons: Whether records are persons with several rows.
+
+    Raises:
+      ValueError, TypeError: As `split_validation` and `check_validation`.
+    """
+    if split:
+        split_records = split_validation(
+            model, split, records, validation_data, any(declared), persons
+        )
+        records = split_records[:3]
+        validation_data = split_records[3]
+    dtype, texts = model.record_dtype, model.takes_texts
+    checked = check_validation(validation_data, *declared, dtype, persons=persons, texts=texts)
+    return records, checked
+
+
 def split_validation(
     model: Any,
     fraction: Any,
     records: tuple[Any, Any, Any],
     validation_data: Any,
     declared: bool,
-    unit_ids: Identifiers,
+    persons: bool,
 ) -> tuple[Any, Any, Any, tuple[Any, ...]]:
     """Returns the first records for training, and the last ones for validation, as Keras splits.
 
@@ -342,13 +392,14 @@ def split_validation(
       records: x, y and sample_weight, arrays or frames; y and weights may be None.
       validation_data: Must be None.
       declared: Whether the validation records are public, or their losses are shown as unsafe.
-      unit_ids: Must be None.
+      persons: Must be False.
 
     Raises:
       ValueError, TypeError: Losses of private records would be shown, or the records cannot be
         split.
     """
-    x, y, sample_weight = records
+    x, y = records[:2]
+    sample_weight = records[2]
     fraction = check.probability("validation_split", fraction)
     if not declared:
         raise ValueError(
@@ -356,7 +407,7 @@ def split_validation(
             "is public pass validation_is_public=True,\nor unsafe_validation=True to accept it; "
             "else pass public validation_data, or watch a privatised metric."
         )
-    if validation_data is not None or unit_ids is not None:
+    if validation_data is not None or persons:
         raise ValueError(
             "validation_split with validation_data or unit_ids: pass validation_data alone."
         )
@@ -365,7 +416,7 @@ def split_validation(
             f"validation_split needs arrays, and x is a {type(x).__name__}: pass validation_data."
         )
     x, y = by_column("x", several_inputs(x, y), model.takes_texts), by_column("y", y)
-    parts = (x, y, by_column("sample_weight", sample_weight))
+    parts: tuple[Any, ...] = (x, y, by_column("sample_weight", sample_weight))
     parts = tuple(np.asarray(part) if isinstance(part, list) else part for part in parts)
     num = len(tf.nest.flatten(parts[0])[0])
     first = math.floor(num * (1.0 - fraction))

@@ -15,7 +15,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
-from tfp_dpvi.data import Data, Records, UnitRows, make_records
+from tfp_dpvi.data import Data, Records, UnitRows
 from tfp_dpvi.data.files import open_files
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
@@ -414,15 +414,10 @@ class DPModel(Model):
         """
         self._dp.refuse_while_fitting("compile")
         fitting.check_precision(self)
-        given = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "l2_norm_clip": l2_norm_clip,
-            "noise_multiplier": noise_multiplier,
-        }
+        given = {"epsilon": epsilon, "delta": delta, "l2_norm_clip": l2_norm_clip}
+        given["noise_multiplier"] = noise_multiplier
         unwanted = [] if loss is None else [("leave out loss=, which the model defines", "")]
-        has_default = type(self).default_optimizer is not DPModel.default_optimizer
-        arguments.refuse_incomplete(optimizer, given, unwanted, has_default=has_default)
+        arguments.refuse_incomplete(self, optimizer, given, unwanted)
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(
@@ -548,7 +543,7 @@ class DPModel(Model):
             (a dict of its columns); memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask,
             tensorstore, xarray), or sources with a length and `source[indices]` for increasing
             int64 indices; records in files with their y, `dpvi.data.Parquet`, `dpvi.data.HDF5` or
-            `dpvi.data.Copied`; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight),
+            `dpvi.data.Copied`; or a `tf.data.Dataset` of batches (x, y, sample_weight) or less,
             with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with
@@ -600,25 +595,19 @@ class DPModel(Model):
         state = self._dp
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
-        refusals = {name: value for name, value in refused.items() if name != "validation_split"}
-        backup = fitting.check_arguments(refusals, epochs, initial_epoch, users)
-        public = (validation_is_public, unsafe_validation)
-        split = refused.pop("validation_split", 0.0)
-        if split:
-            x, y, sample_weight, validation_data = arguments.split_validation(
-                self, split, (x, y, sample_weight), validation_data, any(public), unit_ids
-            )
-        validation = arguments.check_validation(
+        backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        private_validation = validation_data is not None or bool(refused.get("validation_split"))
+        is_unsafe = private_validation and unsafe_validation and not validation_is_public
+        records, validation = arguments.records_and_validation(
+            self,
+            (x, y, sample_weight),
             validation_data,
-            *public,
-            self.record_dtype,
+            refused.get("validation_split", 0.0),
+            (validation_is_public, unsafe_validation),
             persons=unit_ids is not None,
-            texts=self.takes_texts,
         )
         data = self.make_data(
-            x,
-            y,
-            sample_weight,
+            *records,
             batch_size=batch_size,
             num_records=num_records,
             sampling=sampling,
@@ -630,11 +619,8 @@ class DPModel(Model):
             max_rows_per_unit=max_rows_per_unit,
             rows_beyond=rows_beyond,
         )
-        is_unsafe = validation is not None and unsafe_validation and not validation_is_public
         planned = range(initial_epoch, epochs)
-        fitting.check_callbacks(
-            self, compiled, users, validation, unsafe=is_unsafe, epochs=planned
-        )
+        fitting.check_callbacks(self, compiled, users, validation, unsafe=is_unsafe, epochs=planned)
         private = fitting.private_fit(
             self,
             state,
@@ -795,7 +781,9 @@ class DPModel(Model):
         Raises:
           ValueError: `sample_weight` without y, which Keras would drop.
         """
-        x, y, sample_weight = open_files(x, y, sample_weight)
+        opened = open_files(x, y, sample_weight)
+        x, y = opened[:2]
+        sample_weight = opened[2]
         if y is None and sample_weight is not None:
             raise ValueError(
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, "
@@ -807,7 +795,8 @@ class DPModel(Model):
             batch_size = sample_weight = None
         elif not arguments.is_batches(x):
             y, sample_weight = by_column("y", y), by_column("sample_weight", sample_weight)
-            x = by_column("x", x, self.takes_texts) if self._fitted_to(dict) else x
+            if evaluation.fitted_to(self._dp, dict):
+                x = by_column("x", x, self.takes_texts)
         with evaluation.a_batch_an_execution(self), _tf.without_values("evaluate failed"):
             return super().evaluate(x, y, batch_size, verbose, sample_weight, steps, **kwargs)
 
@@ -834,10 +823,10 @@ class DPModel(Model):
         Returns:
           Array of shape [n, ...], or a structure of arrays.
         """
-        x, _, _ = open_files(x)
+        x = open_files(x)[0]
         batches = arguments.in_batches(self, x, None, None, batch_size)
         if batches is not None:
-            self._check_like(x, batches.probe.x, "x")
+            evaluation.check_like_fit(self._dp, x, batches.probe.x, "x")
             x, batch_size = batches, None
         elif not arguments.is_batches(x):
             x = self.as_inputs(x)
@@ -857,24 +846,7 @@ class DPModel(Model):
         Raises:
           ValueError: The records have other shapes than those of the fit.
         """
-        if isinstance(x, list) and self._fitted_to(tuple):  # Keras's way to pass several inputs.
-            x = tuple(x)
-        checked = make_records(
-            x, None, None, dtype=self.record_dtype, validate=False, texts=self.takes_texts
-        ).x
-        self._check_like(x, checked, name)
-        return tf.nest.map_structure(tf.convert_to_tensor, checked)
-
-    def _fitted_to(self, kind: type) -> bool:
-        """Returns whether the records x of the last fit were in such a structure."""
-        inputs = self._dp.account.inputs
-        return inputs is not None and isinstance(inputs["x"], kind)
-
-    def _check_like(self, x: Structure, checked: Structure, name: str) -> None:
-        """Raises unless these records are like those of the fit, if there was one."""
-        inputs = self._dp.account.inputs
-        if inputs is not None and not isinstance(x, tuple):
-            arguments.check_like(checked, inputs[name], name)
+        return evaluation.as_inputs(self, self._dp, x, name)
 
     # ------------------------------------------------------------------ saving
 

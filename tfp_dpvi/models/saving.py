@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _deprecation, serialization

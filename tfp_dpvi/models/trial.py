@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import keras, learning_rate_variable, tf
+from tfp_dpvi._tf import Callback, keras, learning_rate_variable, tf
 from tfp_dpvi.metrics import RELEASED
 
-_callbacks = keras.callbacks
 _LIBRARIES = ("keras.", "tf_keras.", "tfp_dpvi.", "tensorflow.", "tensorflow_probability.")
 _HOOKS = ("epoch_begin", "epoch_end", "batch_end", "train_batch_end", "train_end")
 # Epochs of a learning rate's schedule that are tried.
@@ -30,7 +29,7 @@ def refuse_what_is_none(callbacks: Sequence[Any]) -> None:
       callbacks: The user's callbacks.
     """
     for callback in callbacks:
-        if isinstance(callback, _callbacks.Callback):
+        if isinstance(callback, Callback):
             continue
         fix = "pass an object"
         if isinstance(callback, type):
@@ -42,7 +41,7 @@ def refuse_what_is_none(callbacks: Sequence[Any]) -> None:
 
 
 def try_callbacks(
-    callbacks: Sequence[_callbacks.Callback],
+    callbacks: Sequence[Callback],
     optimizer: Any,
     *,
     of_steps: Collection[str],
@@ -63,7 +62,7 @@ def try_callbacks(
     Raises:
       TypeError, ValueError: What the callback does, and what to do instead. Nothing is spent.
     """
-    sets_rate = (_callbacks.ReduceLROnPlateau, _callbacks.LearningRateScheduler)
+    sets_rate = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
     rates = {"lr"} if any(isinstance(each, sets_rate) for each in callbacks) else set()
     shown = {*of_steps, *of_validation, *rates}
     added = {text for each in callbacks if not _is_of_library(each) for text in _texts(each)}
@@ -80,19 +79,19 @@ def try_callbacks(
                 f"{type(rate).__name__}, which would undo that: pass a number as learning_rate, "
                 "or leave out one of them."
             )
-        if isinstance(callback, _callbacks.LearningRateScheduler):
+        if isinstance(callback, keras.callbacks.LearningRateScheduler):
             _try_schedule(callback.schedule, rate, epochs)
-        elif isinstance(callback, _callbacks.CSVLogger):
+        elif isinstance(callback, keras.callbacks.CSVLogger):
             _try_to_write("CSVLogger's filename", callback.filename, makes_folder=False)
-        elif isinstance(callback, _callbacks.TensorBoard):
+        elif isinstance(callback, keras.callbacks.TensorBoard):
             _try_to_write("TensorBoard's log_dir", callback.log_dir, is_folder=True)
-        elif isinstance(callback, _callbacks.ModelCheckpoint):
+        elif isinstance(callback, keras.callbacks.ModelCheckpoint):
             _try_checkpoint(callback, of_steps, shown, save)
 
 
-def _watches(callback: _callbacks.Callback) -> bool:
+def _watches(callback: Callback) -> bool:
     """Returns whether a callback uses its `monitor`, as a checkpoint of the best epoch does."""
-    kinds = (_callbacks.EarlyStopping, _callbacks.ReduceLROnPlateau)
+    kinds = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau)
     best = getattr(callback, "save_best_only", False)
     return isinstance(callback, kinds) or bool(best)
 
@@ -110,12 +109,12 @@ def _never_shown(what: str, shown: Collection[str]) -> str:
 # ---------------------------------------------------------------------- functions of the user
 
 
-def _is_of_library(callback: _callbacks.Callback) -> bool:
-    lambdas = isinstance(callback, _callbacks.LambdaCallback)
+def _is_of_library(callback: Callback) -> bool:
+    lambdas = isinstance(callback, keras.callbacks.LambdaCallback)
     return not lambdas and f"{type(callback).__module__}.".startswith(_LIBRARIES)
 
 
-def _functions(callback: _callbacks.Callback) -> Iterator[tuple[str, types.CodeType]]:
+def _functions(callback: Callback) -> Iterator[tuple[str, types.CodeType]]:
     """Yields the hooks that a user wrote, by name, with their code."""
     if _is_of_library(callback):
         return
@@ -130,7 +129,7 @@ def _of_keras(function: Any) -> bool:
     return f"{getattr(function, '__module__', '')}.".startswith(_LIBRARIES)
 
 
-def _texts(callback: _callbacks.Callback) -> set[str]:
+def _texts(callback: Callback) -> set[str]:
     """Returns the texts that a user's hooks store under: logs that they may add."""
     return {
         key
@@ -141,7 +140,7 @@ def _texts(callback: _callbacks.Callback) -> set[str]:
 
 
 def _refuse_missing_logs(
-    callback: _callbacks.Callback, shown: Collection[str], of_steps: Collection[str]
+    callback: Callback, shown: Collection[str], of_steps: Collection[str]
 ) -> None:
     """Raises if a user's hook reads logs["loss"] or the like, which would end the fit there."""
     for hook, code in _functions(callback):
@@ -151,7 +150,11 @@ def _refuse_missing_logs(
         names = {*arguments[-1:], "history"}
         known = shown if "epoch" in hook or "train_end" in hook else {*of_steps}
         for key, stored in _subscripts(code, names):
-            if not stored and key not in {*known, *_asked_for(code)} and (key == "loss" or _looks_logged(key)):
+            if (
+                not stored
+                and key not in {*known, *_asked_for(code)}
+                and (key == "loss" or _looks_logged(key))
+            ):
                 what = f"{type(callback).__name__}.{hook} reads logs[{key!r}], which"
                 raise ValueError(_never_shown(what, known))
 
@@ -234,7 +237,7 @@ def _takes_rate(schedule: Callable[..., Any]) -> bool:
 
 
 def _try_checkpoint(
-    callback: _callbacks.ModelCheckpoint,
+    callback: keras.callbacks.ModelCheckpoint,
     of_steps: Collection[str],
     shown: Collection[str],
     save: Callable[[str], None],
@@ -256,9 +259,7 @@ def _try_checkpoint(
             save(os.path.join(folder, os.path.basename(callback.filepath)))
 
 
-def _try_to_write(
-    what: str, path: Any, makes_folder: bool = True, is_folder: bool = False
-) -> None:
+def _try_to_write(what: str, path: Any, makes_folder: bool = True, is_folder: bool = False) -> None:
     """Raises `ValueError` unless a file can be written; nothing is left but the file's folder."""
     path = os.fspath(path)
     if "://" in path:

@@ -7,8 +7,11 @@ from typing import Any, TypeAlias
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import keras, tf
 
-Schedule: TypeAlias = keras.optimizers.schedules.LearningRateSchedule
-Weight: TypeAlias = float | tf.Variable | Schedule
+Weight: TypeAlias = float | tf.Variable | keras.optimizers.schedules.LearningRateSchedule
+
+
+def _is_schedule(value: Any) -> bool:
+    return isinstance(value, keras.optimizers.schedules.LearningRateSchedule)
 
 
 class LiveWeight:
@@ -42,8 +45,8 @@ class LiveWeight:
         self._name = name
         if isinstance(value, dict):
             value = keras.optimizers.schedules.deserialize(value)
-        self._source: tf.Variable | Schedule = value
-        if isinstance(value, Schedule):
+        self._source: Any = value
+        if _is_schedule(value):
             return
         if not isinstance(value, tf.Variable):
             number = check.non_negative(name, value, "pass a number, a variable or a schedule")
@@ -57,7 +60,7 @@ class LiveWeight:
     @property
     def variables(self) -> list[tf.Variable]:
         """The variable that holds the weight; none of a schedule."""
-        return [] if isinstance(self._source, Schedule) else [self._source]
+        return [] if _is_schedule(self._source) else [self._source]
 
     def takes(self, value: object) -> bool:
         """Returns whether a value can be assigned to this weight: a number, except to a schedule.
@@ -65,7 +68,7 @@ class LiveWeight:
         Args:
           value: Any value.
         """
-        return isinstance(value, int | float) and not isinstance(self._source, Schedule)
+        return isinstance(value, int | float) and not _is_schedule(self._source)
 
     def assign(self, value: float) -> None:
         """Sets the weight.
@@ -81,7 +84,7 @@ class LiveWeight:
         Args:
           step: The number of steps so far, for a schedule.
         """
-        if isinstance(self._source, Schedule):
+        if _is_schedule(self._source):
             return self._source(step)
         return tf.convert_to_tensor(self._source)
 
@@ -92,10 +95,10 @@ class LiveWeight:
           step: The number of steps so far, for a schedule.
         """
         value = float(self.tensor(step))
-        return round(value, 6) if isinstance(self._source, Schedule) else value
+        return round(value, 6) if _is_schedule(self._source) else value
 
     def config(self) -> Any:
         """Returns the weight, JSON-ready: a number, or a schedule's configuration."""
-        if isinstance(self._source, Schedule):
+        if _is_schedule(self._source):
             return keras.optimizers.schedules.serialize(self._source)
         return float(self._source)

@@ -130,7 +130,7 @@ class DPKerasModel(LayeredModel):
         names = ("l2_norm_clip", "epsilon", "delta", "noise_multiplier")
         given = {"loss": loss, **{name: settings.get(name) for name in names}}
         missing = [("pass loss=, a Keras loss", "loss='mse'")] if loss is None else []
-        arguments.refuse_incomplete(optimizer, given, missing)
+        arguments.refuse_incomplete(self, optimizer, given, missing)
         if loss is None:
             raise ValueError(
                 f"loss={check.shown(loss)}: pass one Keras loss, such as "
