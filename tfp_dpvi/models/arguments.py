@@ -346,9 +346,8 @@ def records_and_validation(
     model: Any,
     records: tuple[Any, Any, Any],
     validation_data: Any,
-    split: float,
+    others: Mapping[str, Any],
     declared: tuple[bool, bool],
-    *,
     persons: bool,
 ) -> tuple[tuple[Any, Any, Any], Validation | None]:
     """Returns the records to train on, and the validation data as Keras takes them.
@@ -357,7 +356,8 @@ def records_and_validation(
       model: The model.
       records: x, y and sample_weight.
       validation_data: As in `DPModel.fit`.
-      split: The fraction of the records to validate with instead; 0 for none.
+      others: Other arguments of `fit`, perhaps with `validation_split`, the fraction of the records
+        to validate with instead.
       declared: Whether the validation records are public, and whether their exact losses may be
         shown as unsafe.
       persons: Whether records are persons with several rows.
@@ -365,7 +365,7 @@ def records_and_validation(
     Raises:
       ValueError, TypeError: As `split_validation` and `check_validation`.
     """
-    if split:
+    if split := others.get("validation_split", 0.0):
         split_records = split_validation(
             model, split, records, validation_data, any(declared), persons
         )

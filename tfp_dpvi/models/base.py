@@ -125,6 +125,9 @@ class DPModel(Model):
                     "See tfp_dpvi.models.hooks."
                 )
 
+    takes_texts: bool = False
+    """See `Hooks.takes_texts`."""
+
     # ------------------------------------------------------------------ methods to override
 
     def record_loss(self, x: Any, y: Any = None) -> Any:
@@ -298,11 +301,6 @@ class DPModel(Model):
     def caveats(self) -> tuple[str, ...]:
         """See `Hooks.caveats`."""
         return ()
-
-    @property
-    def takes_texts(self) -> bool:
-        """See `Hooks.takes_texts`."""
-        return False
 
     @property
     def takes_persons(self) -> bool:
@@ -596,16 +594,11 @@ class DPModel(Model):
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
         backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
-        private_validation = validation_data is not None or bool(refused.get("validation_split"))
-        is_unsafe = private_validation and unsafe_validation and not validation_is_public
+        declared = (validation_is_public, unsafe_validation)
         records, validation = arguments.records_and_validation(
-            self,
-            (x, y, sample_weight),
-            validation_data,
-            refused.get("validation_split", 0.0),
-            (validation_is_public, unsafe_validation),
-            persons=unit_ids is not None,
+            self, (x, y, sample_weight), validation_data, refused, declared, unit_ids is not None
         )
+        is_unsafe = validation is not None and unsafe_validation and not validation_is_public
         data = self.make_data(
             *records,
             batch_size=batch_size,
@@ -620,7 +613,7 @@ class DPModel(Model):
             rows_beyond=rows_beyond,
         )
         planned = range(initial_epoch, epochs)
-        fitting.check_callbacks(self, compiled, users, validation, unsafe=is_unsafe, epochs=planned)
+        fitting.check_callbacks(self, compiled, users, validation, is_unsafe, planned)
         private = fitting.private_fit(
             self,
             state,

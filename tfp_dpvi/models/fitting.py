@@ -98,7 +98,6 @@ def check_callbacks(
     compiled: Compiled,
     callbacks: Sequence[keras.callbacks.Callback],
     validation: arguments.Validation | None,
-    *,
     unsafe: bool,
     epochs: range,
 ) -> None:

@@ -41,6 +41,7 @@ class LayeredModel(base.DPModel):
     """A model whose per-example gradients come from its layers. See `DPVAE` and `DPKerasModel`."""
 
     gradients: str
+    takes_texts: bool = True
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -103,11 +104,6 @@ class LayeredModel(base.DPModel):
         if layers.note:
             LOG.log(logging.WARNING if layers.slowdown >= 1.5 else logging.INFO, "%s", layers.note)
         return layers
-
-    @property
-    def takes_texts(self) -> bool:
-        """See `Hooks.takes_texts`."""
-        return True
 
     # ------------------------------------------------------------------ the step
 
