@@ -238,10 +238,8 @@ def _header(spec: _Spec, num: int) -> bytes:
     return start + repr(array).encode("latin1").ljust(_HEADER - 11) + b"\n"
 
 
-def open_files(
-    x: Any, y: Any = None, sample_weight: Any = None
-) -> tuple[Structure, Structure | None, np.ndarray | None]:
-    """Returns the parts of `FileRecords` that are passed as x, and other records unchanged.
+def open_files(x: Any, y: Any = None, sample_weight: Any = None) -> tuple[tuple[Any, Any], Any]:
+    """Returns ((x, y), sample_weight) with the parts of `FileRecords` that are passed as x, and other records unchanged.
 
     Args:
       x: Records, or `FileRecords`, which have their y and weights.
@@ -252,13 +250,13 @@ def open_files(
       ValueError: `FileRecords` with y or weights besides.
     """
     if not isinstance(x, FileRecords):
-        return x, y, sample_weight
+        return (x, y), sample_weight
     if y is not None or sample_weight is not None:
         raise ValueError(
             f"y and sample_weight are part of x={type(x).__name__}(...): name their columns there, "
             "and pass only x."
         )
-    return x.x, x.y, x.sample_weight
+    return (x.x, x.y), x.sample_weight
 
 
 # ---------------------------------------------------------------------- Parquet and Arrow

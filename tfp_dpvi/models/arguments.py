@@ -169,8 +169,8 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
-    opened = open_files(several_inputs(x, y), y, sample_weight)
-    x, y = opened[:2]
+    opened, sample_weight = open_files(several_inputs(x, y), y, sample_weight)
+    x, y = opened
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
@@ -185,7 +185,7 @@ def make_data(
         return data
     _refuse_batches(x, sampling_probability)
     x, y = by_column("x", x, model.takes_texts), by_column("y", y)
-    sample_weight = by_column("sample_weight", opened[2])
+    sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None

@@ -774,9 +774,8 @@ class DPModel(Model):
         Raises:
           ValueError: `sample_weight` without y, which Keras would drop.
         """
-        opened = open_files(x, y, sample_weight)
-        x, y = opened[:2]
-        sample_weight = opened[2]
+        records, sample_weight = open_files(x, y, sample_weight)
+        x, y = records
         if y is None and sample_weight is not None:
             raise ValueError(
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, "
@@ -816,7 +815,7 @@ class DPModel(Model):
         Returns:
           Array of shape [n, ...], or a structure of arrays.
         """
-        x = open_files(x)[0]
+        x = open_files(x)[0][0]
         batches = arguments.in_batches(self, x, None, None, batch_size)
         if batches is not None:
             evaluation.check_like_fit(self._dp, x, batches.probe.x, "x")
