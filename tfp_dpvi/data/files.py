@@ -239,7 +239,9 @@ def _header(spec: _Spec, num: int) -> bytes:
 
 
 def open_files(x: Any, y: Any = None, sample_weight: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Returns ((x, y), sample_weight) with the parts of `FileRecords` that are passed as x, and other records unchanged.
+    """Returns ((x, y), sample_weight) of `FileRecords` that are passed as x.
+
+    Other records are returned unchanged.
 
     Args:
       x: Records, or `FileRecords`, which have their y and weights.
