@@ -596,7 +596,7 @@ def _without_dumps(failed: list[str]) -> Iterator[None]:
     def shown(record: logging.LogRecord) -> bool:
         text = record.getMessage()
         if "Got error while pfor was converting" in text:
-            owner = re.search(r"/([A-Z]\w+)/(log_prob|sample)", text)
+            owner = re.search(r"/([A-Z][A-Za-z]+)\w*/(log_prob|sample)", text)
             kind = re.search(r'op: "(\w+)"', text)
             failed.append(owner.group(1) if owner else kind.group(1) if kind else "an operation")
         # TensorFlow logs the operation once more, with its stack.

@@ -374,10 +374,8 @@ CALLS = {
 #: What works takes a second or two; these are run by `make test`, the others by `make test-slow`.
 QUICK = {
     "metric without state",
-    "metrics by output",
     "callback asks first",
     "list of inputs",
-    "split of public records",
     "structured records",
     "ends in IndependentNormal",
     "dense of random weights",
