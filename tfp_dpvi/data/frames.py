@@ -139,9 +139,10 @@ def array_of(name: str, column: nw.Series, texts: bool = False) -> np.ndarray:
     if not texts or not isinstance(column.dtype, nw.String | nw.Categorical | nw.Enum | nw.Object):
         return numeric(name, column)
     values = column.to_list()
-    if not all(value is None or isinstance(value, str) for value in values):
+    present = column.drop_nulls().to_list()
+    if not all(isinstance(value, str) for value in present):
         return numeric(name, column)
-    if column.null_count():
+    if len(present) < len(values):
         raise ValueError(f"{name} has missing texts: replace them by a text, such as 'missing'.")
     array = np.empty(len(column), object)
     array[:] = values

@@ -317,8 +317,8 @@ def _arrays(
             return array.astype(str).astype(object)
         raise TypeError(
             f"{name} has texts (dtype {check.dtype_name(array.dtype)}), which are not numeric: "
-            "code categories as integers. (x of a DPKerasModel may have texts, if its network begins "
-            "with a StringLookup, Hashing or TextVectorization.)"
+            "code categories as integers. (x of a DPKerasModel may have texts, if its network "
+            "begins with a StringLookup, Hashing or TextVectorization.)"
         )
     if array.dtype.kind not in "biuf":
         raise TypeError(

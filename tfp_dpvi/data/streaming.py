@@ -50,16 +50,18 @@ def is_source(value: Any) -> bool:
 def is_lazy(value: Any) -> bool:
     """Returns whether `value` is an array of another library that reads its values on request.
 
-    Such are h5py's datasets and the arrays of zarr, dask, tensorstore and xarray: they have a
-    shape, a dtype and rows, and neither memory of their own (as arrays and tensors have, of any
-    library) nor labels for rows (as columns of pandas have).
+    Such are h5py's datasets and the arrays of zarr, dask, tensorstore and xarray: they have rows,
+    and neither memory of their own (as arrays and tensors have, of any library) nor labels for
+    rows (as columns of pandas have).
     """
     in_memory = isinstance(value, np.ndarray | np.generic | tf.Tensor | tf.Variable) or any(
         hasattr(value, name) for name in ("__array_interface__", "__dlpack__", "iloc")
     )
-    names = ("__array__", "__getitem__", "shape", "dtype")
-    on_request = all(hasattr(value, name) for name in names)
-    return not in_memory and on_request and len(value.shape) > 0
+    on_request = all(hasattr(value, name) for name in ("__array__", "__getitem__"))
+    if in_memory or not on_request:
+        return False
+    shape = getattr(value, "shape", None)
+    return hasattr(value, "__len__") if shape is None else len(shape) > 0
 
 
 def _is_mapped(leaf: object) -> bool:
@@ -99,7 +101,7 @@ def _bytes_of(lazy: Any) -> float:
     """
     try:
         return float(math.prod(lazy.shape) * np.dtype(lazy.dtype).itemsize)
-    except TypeError:
+    except (AttributeError, TypeError):
         return float(getattr(lazy, "nbytes", math.inf))
 
 
