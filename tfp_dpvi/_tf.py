@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import mmap
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -571,6 +572,44 @@ def joint_bijector(
     return joint_distribution._DefaultJointBijector(prior, bijector_fn=bijector_of)
 
 
+class UnmappedError(ValueError):
+    """Raised for an operation that cannot be mapped over records.
+
+    ```python
+    >>> issubclass(UnmappedError, ValueError)
+    True
+
+    ```
+    """
+
+
+@contextlib.contextmanager
+def _without_dumps(failed: list[str]) -> Iterator[None]:
+    """Takes the dumps of operations that cannot be mapped out of TensorFlow's log.
+
+    TensorFlow logs each of them, with all functions that call it, in hundreds of lines.
+
+    Args:
+      failed: Gets a short name of each operation.
+    """
+
+    def shown(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if "Got error while pfor was converting" in text:
+            owner = re.search(r"/([A-Z][A-Za-z]+)\w*/(log_prob|sample)", text)
+            kind = re.search(r'op: "(\w+)"', text)
+            failed.append(owner.group(1) if owner else kind.group(1) if kind else "an operation")
+        # TensorFlow logs the operation once more, with its stack.
+        return not failed
+
+    logger = tf.get_logger()
+    logger.addFilter(shown)
+    try:
+        yield
+    finally:
+        logger.removeFilter(shown)
+
+
 def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _Result:
     """Runs `tf.vectorized_map` such that no element reaches another's values.
 
@@ -600,9 +639,20 @@ def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _R
                 marked.append(operation)
         return result
 
+    failed: list[str] = []
     try:
-        with _recurrent_loops():
+        with _recurrent_loops(), _without_dumps(failed):
             return tf.vectorized_map(traced, elements)
+    except UnmappedError:
+        raise
+    except Exception as error:
+        if not failed:
+            raise
+        raise UnmappedError(
+            f"TensorFlow cannot map {failed[0]} over records, nor most other loops (tf.scan, "
+            "tf.while_loop) with a gradient: write the loop in Python,\nover a fixed number of "
+            "steps, for a HiddenMarkovModel the forward algorithm. No privacy was spent."
+        ) from error
     finally:
         # Some operations may belong to a function with other callers.
         for operation in marked:

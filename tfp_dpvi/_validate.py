@@ -7,6 +7,7 @@ No message shows records: an argument that may hold some is described by `shown`
 import enum
 import math
 import operator
+import re
 from collections.abc import Collection
 from typing import Any, SupportsFloat, SupportsIndex, TypeAlias, cast
 
@@ -45,6 +46,36 @@ def first_line(error: BaseException) -> str:
     Errors of other libraries have many lines.
     """
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+_LONGEST = 300
+_ENDS = (
+    "\n\nCall arguments received",
+    "\n\t; NodeDef",
+    " for '{{node",
+    " [Op:",
+    " Inputs received: [",
+    "\n\nArguments received",
+)
+
+
+def plainly(error: BaseException) -> str:
+    """Returns an error of TensorFlow or Keras in one line: its last cause, without its dump.
+
+    Args:
+      error: The error, whose text may be hundreds of lines long.
+    """
+    text = str(error)
+    if "in user code:" in text:
+        # Below the files and lines stands the error itself.
+        text = re.split(r"\n\s+(?=\w+(?:Error|Exception)\b: )", text)[-1]
+        text = text.split(": ", 1)[-1]
+    while text.startswith("Exception encountered when calling"):
+        text = text.partition("\n\n")[2] or text.partition("\n")[0][10:]
+    for end in _ENDS:
+        text = text.partition(end)[0]
+    text = re.sub(r"\{\{.*?\}\} ?", "", " ".join(text.split()))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def rows(concerned: np.ndarray) -> str:

@@ -13,7 +13,9 @@ import pathlib
 import tempfile
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.privacy import PrivacyReport
 
@@ -42,12 +44,14 @@ class ExportedFunction:
       function: Takes tensors by keyword, and returns tensors by name.
       inputs: The spec of each keyword, with None for the number of records.
       meaning: One sentence for the model card.
+      tables: The lookup tables that the function reads.
     """
 
     name: str
     function: Callable[..., dict[str, tf.Tensor]]
     inputs: dict[str, tf.TensorSpec]
     meaning: str
+    tables: tuple[Any, ...] = ()
 
 
 def write(
@@ -105,8 +109,8 @@ def write(
                 raise
     except AssertionError as error:
         raise ValueError(
-            "export: the model reads a resource that is no variable, such as a lookup table; an "
-            f"export cannot save it. {error}"
+            "export: the model reads a resource that is no variable, such as a lookup table of a "
+            f"function; an export cannot save it. {check.plainly(error)}"
         ) from error
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(
@@ -127,6 +131,7 @@ def _module(functions: Sequence[ExportedFunction]) -> tf.Module:
         for variable in function.graph.variables
     }
     module.released = list(variables.values())
+    module.tables = [table for exported in functions for table in exported.tables]
     for name, function in traced.items():
         setattr(module, name, function)
     return module

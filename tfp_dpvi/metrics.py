@@ -18,7 +18,10 @@ from tfp_dpvi.privacy import Sensitivity
 
 __all__ = ["EpsilonSpent", "PrivateClippedFraction", "PrivateELBO", "PrivateMetric"]
 
-_RESERVED = ("epsilon", "steps", "loss", "kappa", "curvature", "clipped_away", "curvature_signal")
+RELEASED = ("kappa", "curvature", "clipped_away", "curvature_signal")
+"""The logs of what a paired or centred clip releases beside the gradient."""
+
+_RESERVED = ("epsilon", "steps", "loss", *RELEASED)
 
 
 class PrivateMetric(Metric, JointRelease):

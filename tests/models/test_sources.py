@@ -196,6 +196,19 @@ def test_a_lazy_array_is_streamed_and_never_read_whole():
     np.testing.assert_allclose(weights(streamed), weights(resident), rtol=1e-5, atol=1e-6)
 
 
+def test_an_array_that_does_not_say_its_shape_is_not_read_whole_either():
+    class Shapeless(Rows):
+        def __array__(self, dtype=None, copy=None):
+            raise AssertionError("read whole")
+
+    x = Shapeless(X)
+    assert internals.is_lazy(x)
+    for stream in (None, True):
+        data = model().make_data(x, Y, batch_size=20, stream=stream)
+        assert data.records.x.shape == (1, D)
+    assert len(x.asked) == 2
+
+
 @pytest.mark.parametrize(
     ("stream", "limit", "whole"), [(None, 1000, 0), (None, 2**31, 1), (False, 1000, 1)]
 )

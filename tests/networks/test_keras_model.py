@@ -281,7 +281,7 @@ def test_privatised_metrics_go_beside():
     ("arguments", "words"),
     [
         ({"loss": None}, "loss=None"),
-        ({"loss": ["mse"]}, "one Keras loss"),
+        ({"loss": ["mse", "mae"]}, "one Keras loss"),
         ({"loss": "no_such_loss"}, "no_such_loss"),
         ({"loss": "mse", "metrics": ["accuracy"]}, "binary_accuracy"),
     ],

@@ -90,7 +90,7 @@ class BayesianModel:
                 f"likelihood returned {type(distribution).__name__}; "
                 "it must return a TFP distribution."
             )
-        return distribution
+        return _mappable(distribution)
 
     def log_prob(self, params: Structure, x: Structure, y: Structure | None = None) -> tf.Tensor:
         """Returns the log-likelihoods of a batch of n records, shape [n].
@@ -134,6 +134,17 @@ def as_event(value: Structure, distribution: tfd.Distribution) -> Structure:
     if tf.is_tensor(value) and not tf.nest.is_nested(distribution.dtype):
         return cast(value, distribution.dtype)
     return value
+
+
+def _mappable(distribution: tfd.Distribution) -> tfd.Distribution:
+    """Returns a state space model that filters without a loop, and others unchanged.
+
+    The gradient of the Kalman filter's loop over time cannot be mapped over records.
+    """
+    is_space = isinstance(distribution, tfd.LinearGaussianStateSpaceModel)
+    if not is_space or distribution.parameters.get("experimental_parallelize"):
+        return distribution
+    return distribution.copy(experimental_parallelize=True)
 
 
 def _takes_params_alone(likelihood: Callable[..., tfd.Distribution]) -> bool:

@@ -4,23 +4,28 @@ from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer
 from tfp_dpvi.data.dataset import DatasetData
 from tfp_dpvi.data.dates import Date
+from tfp_dpvi.data.files import HDF5, Copied, FileRecords, Parquet
 from tfp_dpvi.data.records import ArrayData, Data, Records, make_records
 from tfp_dpvi.data.schema import Layout, Schema
 from tfp_dpvi.data.streaming import RecordSource, StreamedData
 from tfp_dpvi.data.units import UnitRows, Units, make_units
 
 __all__ = [
+    "HDF5",
     "MISSING",
     "ArrayData",
     "Binary",
     "Categorical",
     "Column",
     "Continuous",
+    "Copied",
     "Data",
     "DatasetData",
     "Date",
+    "FileRecords",
     "Integer",
     "Layout",
+    "Parquet",
     "RecordSource",
     "Records",
     "Schema",

@@ -18,7 +18,8 @@ _ONCE, _POISSON = "each_record_once_per_epoch", "poisson"
 
 
 _RECIPES = (
-    "Pass arrays, which fit samples itself, or declare how these batches were drawn:\n"
+    "Pass arrays, which fit samples itself, or, for records that do not fit in memory, "
+    "fit(dpvi.data.Copied(dataset)); or declare how these batches were drawn:\n"
     "fit(dataset, num_records=N, "
     'steps_per_epoch=T, sampling="poisson", sampling_probability=q), or '
     'sampling="each_record_once_per_epoch" under compile(neighboring_relation="replace_one"). '

@@ -121,6 +121,34 @@ def numeric(name: str, column: nw.Series) -> np.ndarray:
     return array
 
 
+def array_of(name: str, column: nw.Series, texts: bool = False) -> np.ndarray:
+    """Returns a column of numbers, or of texts, as an array.
+
+    Args:
+      name: The column, for messages.
+      column: The column.
+      texts: Whether it may have texts.
+
+    Returns:
+      Array of shape [n]: numbers as of `numeric`, or an array of objects that are texts.
+
+    Raises:
+      TypeError: The column has neither.
+      ValueError: Texts are missing.
+    """
+    if not texts or not isinstance(column.dtype, nw.String | nw.Categorical | nw.Enum | nw.Object):
+        return numeric(name, column)
+    values = column.to_list()
+    present = column.drop_nulls().to_list()
+    if not all(isinstance(value, str) for value in present):
+        return numeric(name, column)
+    if len(present) < len(values):
+        raise ValueError(f"{name} has missing texts: replace them by a text, such as 'missing'.")
+    array = np.empty(len(column), object)
+    array[:] = values
+    return array
+
+
 def values_of(name: str, column: nw.Series) -> np.ndarray:
     """Returns a column's values, each as it is; missing ones are None, NaN or NaT.
 

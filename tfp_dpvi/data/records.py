@@ -36,6 +36,11 @@ class Records:
     Records(num=3)
     >>> records.tensors()["x"].dtype
     tf.float32
+    >>> cities = {"city": np.array(["Oslo", "Rome"])}
+    >>> make_records(
+    ...     cities, None, None, dtype=np.dtype("float32"), validate=True, texts=True
+    ... ).tensors()["x"]["city"].dtype
+    tf.string
 
     ```
 
@@ -197,6 +202,7 @@ def make_records(
     dtype: np.dtype,
     validate: bool,
     max_weight: float | None = None,
+    texts: bool = False,
 ) -> Records:
     """Returns the arguments of `fit`, checked and converted.
 
@@ -209,6 +215,7 @@ def make_records(
         kept.
       validate: True refuses NaN and Inf: the curator's check of the values, outside the guarantee.
       max_weight: The public largest weight, or None.
+      texts: Whether x may have texts, for layers that look them up.
 
     Raises:
       TypeError: A type has no rows to sample (a generator, a `tf.data.Dataset`), or its dtype is
@@ -216,7 +223,7 @@ def make_records(
       ValueError: Lengths differ, there are no records, values are not finite, or a weight is
         negative or above the largest one.
     """
-    x = _arrays("x", x, dtype, validate)
+    x = _arrays("x", x, dtype, validate, texts=texts)
     y = None if y is None else _arrays("y", y, dtype, validate)
     num = common_length({"x": x} if y is None else {"x": x, "y": y})
     max_weight = check_max_weight(max_weight, sample_weight)
@@ -257,7 +264,34 @@ def check_max_weight(max_weight: float | None, sample_weight: Any) -> float | No
     return check.positive("max_weight", max_weight)
 
 
-def by_column(name: str, value: Any) -> Any:
+def several_inputs(x: Any, y: Any) -> Any:
+    """Returns a list of arrays, Keras's way to pass several inputs, as a tuple of them.
+
+    A list of rows is returned unchanged, and so is anything else.
+
+    Args:
+      x: The records.
+      y: Their outcomes, whose number tells inputs from rows; None without them.
+
+    Raises:
+      ValueError: The list may be either.
+    """
+    if not isinstance(x, list) or not x or y is None or not hasattr(y, "__len__"):
+        return x
+    if not all(getattr(part, "shape", None) for part in x):
+        return x
+    num = len(y)
+    if any(part.shape[0] != num for part in x):
+        return x
+    if len(x) == num:
+        raise ValueError(
+            f"x is a list of {num} arrays with {num} rows each: pass a tuple of inputs, tuple(x), "
+            "or an array of records, np.stack(x)."
+        )
+    return tuple(x)
+
+
+def by_column(name: str, value: Any, texts: bool = False) -> Any:
     """Converts frames to dicts of their columns, and columns of frames to arrays.
 
     A frame of pandas, polars or Arrow, an HDF5 group and the like are tables; other values are
@@ -266,6 +300,7 @@ def by_column(name: str, value: Any) -> Any:
     Args:
       name: The argument, for messages.
       value: The table, or a structure of tables, columns and arrays.
+      texts: Whether columns may have texts.
 
     Raises:
       TypeError: The value is a sparse matrix or a lazy frame, or a column has no numbers.
@@ -279,11 +314,11 @@ def by_column(name: str, value: Any) -> Any:
             "(x[indices].toarray())."
         )
     if isinstance(value, Mapping):
-        return {key: by_column(f"{name}[{key!r}]", part) for key, part in value.items()}
+        return {key: by_column(f"{name}[{key!r}]", part, texts) for key, part in value.items()}
     if type(value) is tuple:
-        return tuple(by_column(f"{name}[{place}]", part) for place, part in enumerate(value))
+        return tuple(by_column(f"{name}[{place}]", part, texts) for place, part in enumerate(value))
     if (column := frames.as_series(value)) is not None:
-        return frames.numeric(name, column)
+        return frames.array_of(name, column, texts)
     if frames.container_of(value) is None:
         return value
     names = frames.names_of(value)
@@ -293,17 +328,24 @@ def by_column(name: str, value: Any) -> Any:
             f"them, or pass {name}.to_numpy()."
         )
     columns = frames.columns_of(value).items()
-    return {key: frames.numeric(f"{name}[{key!r}]", column) for key, column in columns}
+    return {key: frames.array_of(f"{name}[{key!r}]", column, texts) for key, column in columns}
 
 
-def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = False) -> Any:
-    value = by_column(name, value)
+def _arrays(
+    name: str,
+    value: Any,
+    dtype: Any,
+    validate: bool,
+    column: bool = False,
+    texts: bool = False,
+) -> Any:
+    value = by_column(name, value, texts)
     if isinstance(value, dict | tuple):
         if not value:
             raise ValueError(f"{name} is an empty {type(value).__name__}: pass at least one array.")
         items = value.items() if isinstance(value, dict) else enumerate(value)
         arrays = {
-            key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict))
+            key: _arrays(f"{name}[{key!r}]", part, dtype, validate, isinstance(value, dict), texts)
             for key, part in items
         }
         return arrays if isinstance(value, dict) else tuple(arrays.values())
@@ -315,6 +357,14 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
             f"{name} is a list with entries of different lengths: pass one array, or a tuple or "
             "dict of arrays."
         ) from None
+    if array.dtype.kind in "USO" and array.ndim and _are_texts(array):
+        if texts:
+            return array.astype(str).astype(object)
+        raise TypeError(
+            f"{name} has texts (dtype {check.dtype_name(array.dtype)}), which are not numeric: "
+            "code categories as integers. (x of a DPKerasModel may have texts, if its network "
+            "begins with a StringLookup, Hashing or TextVectorization.)"
+        )
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} has dtype {check.dtype_name(array.dtype)}, which is not numeric: use "
@@ -338,6 +388,11 @@ def _arrays(name: str, value: Any, dtype: Any, validate: bool, column: bool = Fa
     elif array.dtype.kind == "b" and not column:
         array = array.astype(dtype)
     return array
+
+
+def _are_texts(array: np.ndarray) -> bool:
+    """Returns whether all entries are texts."""
+    return array.dtype.kind in "US" or all(isinstance(entry, str | bytes) for entry in array.flat)
 
 
 def check_weights(sample_weight: Any, num: int) -> np.ndarray:

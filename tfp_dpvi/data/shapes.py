@@ -59,7 +59,7 @@ def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.
     """Returns synthetic records of one array's shape and dtype.
 
     Floats are in [0, 1), so that they are valid rates and proportions too; integers are 0 or 1, two
-    categories that every coding has.
+    categories that every coding has; texts are those of these integers.
 
     Args:
       part: The array.
@@ -67,6 +67,8 @@ def synthetic(part: np.ndarray, num: int, generator: np.random.Generator) -> np.
       generator: Draws the values.
     """
     shape = (num, *part.shape[1:])
+    if part.dtype.kind == "O":
+        return generator.integers(0, 2, shape).astype(str).astype(object)
     if part.dtype.kind == "f":
         return generator.uniform(size=shape).astype(part.dtype)
     return generator.integers(0, 2, shape).astype(part.dtype)

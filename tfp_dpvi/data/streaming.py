@@ -6,9 +6,11 @@ import collections
 import concurrent.futures
 import functools
 import itertools
+import logging
 import math
 import mmap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,18 @@ from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, keras, mapped_file, tf
+from tfp_dpvi.data.files import mapped_hdf5
 from tfp_dpvi.data.records import Calls, Key, Records, check_weights, common_length
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
+_LOG = logging.getLogger("tfp_dpvi")
 # Memory maps and lazy arrays up to this size are loaded into the device's memory, which is faster
 # than any disk.
 RESIDENT_BYTES = 2**31
 _AHEAD = 8  # Steps whose rows the operating system prefetches.
 _READY = 4  # Batches that are ready before the loop needs them.
+_FAST_ROW = 1e-5  # Seconds for a row that needs no disk.
+_MOST_TOUCHED = 2**14  # Rows, each of a page or more, before pages are given back.
 
 
 def is_source(value: Any) -> bool:
@@ -44,16 +50,18 @@ def is_source(value: Any) -> bool:
 def is_lazy(value: Any) -> bool:
     """Returns whether `value` is an array of another library that reads its values on request.
 
-    Such are h5py's datasets and the arrays of zarr, dask, tensorstore and xarray: they have a
-    shape, a dtype and rows, and neither memory of their own (as arrays and tensors have, of any
-    library) nor labels for rows (as columns of pandas have).
+    Such are h5py's datasets and the arrays of zarr, dask, tensorstore and xarray: they have rows,
+    and neither memory of their own (as arrays and tensors have, of any library) nor labels for
+    rows (as columns of pandas have).
     """
     in_memory = isinstance(value, np.ndarray | np.generic | tf.Tensor | tf.Variable) or any(
         hasattr(value, name) for name in ("__array_interface__", "__dlpack__", "iloc")
     )
-    names = ("__array__", "__getitem__", "shape", "dtype")
-    on_request = all(hasattr(value, name) for name in names)
-    return not in_memory and on_request and len(value.shape) > 0
+    on_request = all(hasattr(value, name) for name in ("__array__", "__getitem__"))
+    if in_memory or not on_request:
+        return False
+    shape = getattr(value, "shape", None)
+    return hasattr(value, "__len__") if shape is None else len(shape) > 0
 
 
 def _is_mapped(leaf: object) -> bool:
@@ -93,7 +101,7 @@ def _bytes_of(lazy: Any) -> float:
     """
     try:
         return float(math.prod(lazy.shape) * np.dtype(lazy.dtype).itemsize)
-    except TypeError:
+    except (AttributeError, TypeError):
         return float(getattr(lazy, "nbytes", math.inf))
 
 
@@ -127,13 +135,12 @@ class RecordSource:
         if sample_weight is not None:
             self._parts["sample_weight"] = check_weights(sample_weight, self.num).astype(dtype)
         leaves = tf.nest.flatten(self._parts)
-        self._leaves = [
-            leaf
-            if is_source(leaf) or is_lazy(leaf) or isinstance(leaf, np.memmap)
-            else np.asarray(leaf)
-            for leaf in leaves
-        ]
+        self._leaves = [_readable(leaf) for leaf in leaves]
+        _warn_of_slow(self._leaves)
         self._dtype = np.dtype(dtype)
+        # Whether the last rows were in memory, and how many were read since pages were given back.
+        self._fast = False
+        self._touched = 0
         for leaf in filter(_is_mapped, self._leaves):
             if hasattr(mmap, "MADV_RANDOM"):
                 _map_of(leaf)[0].madvise(mmap.MADV_RANDOM)
@@ -151,6 +158,17 @@ class RecordSource:
             )
         return np.zeros(row.shape, self._dtype if row.dtype.kind in "fb" else row.dtype)
 
+    def _release(self) -> None:
+        """Gives the pages of files that were read back to the operating system.
+
+        They would count as memory of this process, and are soon all of a file.
+        """
+        self._touched = 0
+        for leaf in self._leaves:
+            # The changes that a map of another mode holds would be lost.
+            if _is_mapped(leaf) and leaf.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
+                _map_of(leaf)[0].madvise(mmap.MADV_DONTNEED)
+
     @property
     def probe(self) -> Records:
         """Returns one record of zeros."""
@@ -166,7 +184,9 @@ class RecordSource:
         return Records(parts["x"], parts.get("y"), parts.get("sample_weight"), rows)
 
     def advise(self, indices: np.ndarray) -> None:
-        """Lets the operating system prefetch rows in parallel."""
+        """Lets the operating system prefetch rows in parallel, unless it has read them before."""
+        if self._fast:
+            return
         for leaf in self._leaves:
             if _is_mapped(leaf) and leaf.flags.c_contiguous and hasattr(mmap, "MADV_WILLNEED"):
                 mapped, offset = _map_of(leaf)
@@ -185,7 +205,12 @@ class RecordSource:
         Raises:
           RuntimeError: The source fails, or returns another shape.
         """
+        start = time.perf_counter()
         leaves = [self._read(number, indices, rows) for number in range(len(self._leaves))]
+        self._fast = time.perf_counter() - start < _FAST_ROW * len(indices)
+        self._touched += len(indices)
+        if self._touched > _MOST_TOUCHED:
+            self._release()
         return tf.nest.pack_sequence_as(self._parts, leaves)
 
     def _read(self, number: int, indices: np.ndarray, rows: int) -> np.ndarray:
@@ -217,6 +242,27 @@ class RecordSource:
             )
         filled[order] = rows_read
         return filled
+
+
+def _readable(leaf: Any) -> Any:
+    """Returns what rows are read from: an array, or what reads them on request."""
+    if is_source(leaf) or isinstance(leaf, np.memmap):
+        return leaf
+    if not is_lazy(leaf):
+        return np.asarray(leaf)
+    mapped = mapped_hdf5(leaf)
+    return leaf if mapped is None else mapped
+
+
+def _warn_of_slow(leaves: Sequence[Any]) -> None:
+    """Warns of arrays that read whole chunks for each row."""
+    slow = [leaf for leaf in leaves if is_lazy(leaf) and getattr(leaf, "chunks", None)]
+    if slow:
+        _LOG.warning(
+            "x or y is a %s in chunks, each of which is read, and decompressed, for a row in it. "
+            "dpvi.data.Copied(x, y) copies the records once to a file whose rows are read fast.",
+            type(slow[0]).__name__,
+        )
 
 
 class RowBatches(keras.utils.Sequence):

@@ -328,9 +328,11 @@ def _check_independence(
 
     def replaced(value: float, category: int) -> list[np.ndarray]:
         def change(part: tf.Tensor) -> tf.Tensor:
-            other = tf.fill(
-                part[:1].shape, tf.cast(category if part.dtype.is_integer else value, part.dtype)
-            )
+            if part.dtype == tf.string:
+                entry = tf.constant(str(category))
+            else:
+                entry = tf.cast(category if part.dtype.is_integer else value, part.dtype)
+            other = tf.fill(part[:1].shape, entry)
             return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
 
         return [part.numpy() for part in traced(tf.nest.map_structure(change, twice))]

@@ -22,6 +22,8 @@ _HARMLESS = re.compile(
     "ReadVariableOp|ResourceGather|VarHandleOp|VarIsInitializedOp|VariableShape"
     "|StatefulPartitionedCall|While|If|Case|Placeholder|Assert|Random|TruncatedNormal"
     "|ParameterizedTruncated|Multinomial|StatefulUniform|StatefulStandardNormal"
+    # A table is filled when its layer is made; inserting is another operation.
+    "|LookupTableFind|LookupTableSize|HashTable|AnonymousHashTable"
 )
 # Operations whose number of rows depends on values. (Sparse segments read other records' rows when
 # vectorized.)
@@ -75,6 +77,12 @@ def refuse_writes(graph: tf.Graph, num_known: int) -> None:
     """
     for op in operations_since(graph, num_known):
         writes = op.type.startswith(("ResourceScatter", "ResourceApply")) or "Assign" in op.type
+        if op.type.startswith("Rng"):
+            raise ValueError(
+                "The loss of a record draws from a tf.random.Generator, whose state would count "
+                f"batches ({op.name}), as RandomFlip and other\nlayers for images do: augment the "
+                "records before fit, or draw with tf.random.normal and the like."
+            )
         if writes or (op.op_def.is_stateful and not _HARMLESS.match(op.type)):
             raise ValueError(
                 "The loss of a record writes to a variable or has another side effect "

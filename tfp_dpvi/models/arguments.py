@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -23,7 +21,8 @@ from tfp_dpvi.data import (
     make_records,
     make_units,
 )
-from tfp_dpvi.data.records import by_column, check_max_weight
+from tfp_dpvi.data.files import FileRecords, open_files
+from tfp_dpvi.data.records import by_column, check_max_weight, several_inputs
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.sampling.choose import make_sampler
@@ -36,11 +35,14 @@ _DEFAULT_BATCH_SIZE = 256
 # Keras's default, which is ignored, and the reason why others are refused.
 _REFUSED = {
     "shuffle": (True, "records are sampled at random in every step; leave it out."),
-    "validation_split": (
-        0.0,
-        "it would show exact losses; split x yourself and pass validation_data=.",
+    "class_weight": (
+        None,
+        "pass sample_weight=[class_weight[label] for label in y], which is applied before the "
+        "clip.",
     ),
-    "class_weight": (None, "pass sample_weight=, which is applied before the clip."),
+    "workers": (1, "records are no generator; leave it out."),
+    "use_multiprocessing": (False, "records are no generator; leave it out."),
+    "max_queue_size": (10, "records are no generator; leave it out."),
     "validation_steps": (None, "all of validation_data is used; leave it out."),
 }
 
@@ -48,11 +50,72 @@ _REFUSED = {
 def refuse(arguments: Mapping[str, object]) -> None:
     """Raises for unsupported arguments of Keras's `fit` and for unknown ones."""
     for name, value in arguments.items():
+        if name == "validation_split":  # See `records_and_validation`.
+            continue
         if name not in _REFUSED:
             raise TypeError(f"fit got an unexpected keyword argument {name!r}.")
         default, why = _REFUSED[name]
         if value != default:
             raise ValueError(f"{name}={check.shown(value)} is not supported: {why}")
+
+
+def refuse_incomplete(
+    model: Any,
+    optimizer: Any,
+    given: Mapping[str, Any],
+    others: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Raises one error for all that `compile` lacks, if that is more than one thing.
+
+    Args:
+      model: The model.
+      optimizer: The argument of `compile`.
+      given: Its other arguments, by name, as far as a call that works has them.
+      others: What else a model lacks: pairs of what to do and a setting that works, or "".
+
+    Raises:
+      ValueError: Two or more arguments are missing or do not belong there.
+    """
+    foreign = hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "l2_norm_clip")
+    missing = optimizer is None and not _has_default(model)
+    plain = missing or (optimizer is not None and not foreign)
+    noise = (given.get("noise_multiplier"), getattr(optimizer, "noise_multiplier", None))
+    noisy = hasattr(optimizer, "_dp_sum_query") or any(value is not None for value in noise)
+    epsilon = given.get("epsilon")
+    problems = list(others)
+    clip = plain and given.get("l2_norm_clip") is None
+    target = (epsilon is None and not noisy) or (epsilon is not None and given.get("delta") is None)
+    if len(problems) + (missing or clip) + target < 2:
+        return
+    if missing:
+        problems.insert(0, ("pass an optimizer", ""))
+    if clip:
+        problems.append(("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0"))
+    if epsilon is None and not noisy:
+        problems.append(("pass epsilon=, the privacy budget", "epsilon=1.0"))
+    if given.get("delta") is None and (epsilon is not None or not noisy):
+        problems.append(("pass delta=, far below 1 / N", "delta=1e-5"))
+    first = ["'adam'"] if missing else [] if optimizer is None else ["optimizer"]
+    shown = [repr(optimizer)] if isinstance(optimizer, str) else first
+    kept = [
+        f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
+        for name, value in given.items()
+        if value is not None
+    ]
+    settings = [setting for _, setting in problems if setting]
+    raise ValueError(
+        f"compile: {'; '.join(problem for problem, _ in problems)}. For instance\n"
+        f"compile({', '.join([*shown, *kept, *settings])})"
+    )
+
+
+def _has_default(model: Any) -> bool:
+    """Returns whether a model has an optimizer of its own."""
+    try:
+        model.default_optimizer(None)
+    except ValueError:
+        return False
+    return True
 
 
 def check_counts(**counts: int | None) -> None:
@@ -109,11 +172,14 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
+    opened, sample_weight = open_files(several_inputs(x, y), y, sample_weight)
+    x, y = opened
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     _check_takes_weights(model, x, max_weight)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
-        if y is not None or sample_weight is not None or batch_size is not None:
+        extra = (y, sample_weight, batch_size)
+        if sampling is not None and any(part is not None for part in extra):
             raise ValueError(
                 "y, sample_weight and batch_size are part of the dataset: pass only x."
             )
@@ -121,25 +187,20 @@ def make_data(
         data = DatasetData(x, *public, model.record_dtype)
         _prepare(model, data.records, data.records, sampled=False)
         return data
-    if is_batches(x):
-        raise TypeError(
-            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, "
-            "which fit samples itself,\n"
-            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare "
-            "how they were drawn."
-        )
-    if sampling_probability is not None:
-        raise ValueError(
-            f"sampling_probability={check.shown(sampling_probability)} is for datasets: leave it "
-            "out."
-        )
-    x, y = by_column("x", x), by_column("y", y)
+    _refuse_batches(x, sampling_probability)
+    x, y = by_column("x", x, model.takes_texts), by_column("y", y)
     sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     parts = (x, y, sample_weight, max_weight)
-    rows = _records(source, *parts, dtype=model.record_dtype, validate=validate)
+    rows = _records(
+        source,
+        *parts,
+        dtype=model.record_dtype,
+        validate=validate,
+        texts=model.takes_texts,
+    )
     records = rows if persons is None else persons(rows)
     available = source.num if source else records.num
     _prepare(model, rows, records)
@@ -185,12 +246,31 @@ def _records(
     *,
     dtype: np.dtype,
     validate: bool,
+    texts: bool,
 ) -> Records:
     """Returns the records, or of a source one of zeros."""
     if source is not None:
         most = check_max_weight(max_weight, sample_weight)
         return dataclasses.replace(source.probe, max_weight=most)
-    return make_records(x, y, sample_weight, dtype=dtype, validate=validate, max_weight=max_weight)
+    return make_records(
+        x, y, sample_weight, dtype=dtype, validate=validate, max_weight=max_weight, texts=texts
+    )
+
+
+def _refuse_batches(x: Any, sampling_probability: float | None) -> None:
+    """Raises for batches that another object draws, and for a declaration of such."""
+    if is_batches(x):
+        raise TypeError(
+            f"x is a {type(x).__name__}, which draws its own batches: pass the underlying arrays, "
+            "which fit samples itself,\n"
+            "or a tf.data.Dataset of the batches (see from_generator) with sampling= to declare "
+            "how they were drawn."
+        )
+    if sampling_probability is not None:
+        raise ValueError(
+            f"sampling_probability={check.shown(sampling_probability)} is for datasets: leave it "
+            "out."
+        )
 
 
 def _persons(
@@ -248,27 +328,28 @@ def is_batches(data: object) -> bool:
 
 
 def in_batches(
+    model: Any,
     x: Structure | None,
     y: Structure | None,
     sample_weight: np.ndarray | None,
     batch_size: int | None,
-    dtype: np.dtype,
 ) -> RowBatches | None:
     """Returns records that `fit` would stream by default as batches; None for all others.
 
     Args:
+      model: The model.
       x: As in `DPModel.fit`.
       y: As in `DPModel.fit`.
       sample_weight: Weights, shape [n], or None.
       batch_size: The number of rows of a batch, by default 1024.
-      dtype: The float type that records are cast to.
     """
     if is_batches(x):
         return None
-    x, y = by_column("x", x), by_column("y", y)
+    x, y = by_column("x", x, model.takes_texts), by_column("y", y)
     if not wants_stream((x, y), None):
         return None
-    return RowBatches(RecordSource(x, y, sample_weight, dtype), batch_size or 1024)
+    source = RecordSource(x, y, sample_weight, model.record_dtype)
+    return RowBatches(source, batch_size or 1024)
 
 
 def check_like(x: Structure, specs: Structure, name: str) -> None:
@@ -292,8 +373,104 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
             )
 
 
+def records_and_validation(
+    model: Any,
+    records: tuple[Any, Any, Any],
+    validation_data: Any,
+    others: Mapping[str, Any],
+    declared: tuple[bool, bool],
+    persons: bool,
+) -> tuple[tuple[Any, Any, Any], Validation | None]:
+    """Returns the records to train on, and the validation data as Keras takes them.
+
+    Args:
+      model: The model.
+      records: x, y and sample_weight.
+      validation_data: As in `DPModel.fit`.
+      others: Other arguments of `fit`, perhaps with `validation_split`, the fraction of the records
+        to validate with instead.
+      declared: Whether the validation records are public, and whether their exact losses may be
+        shown as unsafe.
+      persons: Whether records are persons with several rows.
+
+    Raises:
+      ValueError, TypeError: As `split_validation` and `check_validation`.
+    """
+    if split := others.get("validation_split", 0.0):
+        split_records = split_validation(
+            model, split, records, validation_data, any(declared), persons
+        )
+        records = split_records[:3]
+        validation_data = split_records[3]
+    dtype, texts = model.record_dtype, model.takes_texts
+    checked = check_validation(validation_data, *declared, dtype, persons=persons, texts=texts)
+    return records, checked
+
+
+def split_validation(
+    model: Any,
+    fraction: Any,
+    records: tuple[Any, Any, Any],
+    validation_data: Any,
+    declared: bool,
+    persons: bool,
+) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+    """Returns the first records for training, and the last ones for validation, as Keras splits.
+
+    Args:
+      model: The model.
+      fraction: The fraction of validation records.
+      records: x, y and sample_weight, arrays or frames; y and weights may be None.
+      validation_data: Must be None.
+      declared: Whether the validation records are public, or their losses are shown as unsafe.
+      persons: Must be False.
+
+    Raises:
+      ValueError, TypeError: Losses of private records would be shown, or the records cannot be
+        split.
+    """
+    x, y = records[:2]
+    sample_weight = records[2]
+    fraction = check.probability("validation_split", fraction)
+    if not declared:
+        raise ValueError(
+            f"validation_split={fraction:g} would show exact losses of a part of x. If that part "
+            "is public pass validation_is_public=True,\nor unsafe_validation=True to accept it; "
+            "else pass public validation_data, or watch a privatised metric."
+        )
+    if validation_data is not None or persons:
+        raise ValueError(
+            "validation_split with validation_data or unit_ids: pass validation_data alone."
+        )
+    if is_batches(x) or isinstance(x, FileRecords):
+        raise TypeError(
+            f"validation_split needs arrays, and x is a {type(x).__name__}: pass validation_data."
+        )
+    x, y = by_column("x", several_inputs(x, y), model.takes_texts), by_column("y", y)
+    parts: tuple[Any, ...] = (x, y, by_column("sample_weight", sample_weight))
+    parts = tuple(np.asarray(part) if isinstance(part, list) else part for part in parts)
+    num = len(tf.nest.flatten(parts[0])[0])
+    first = math.floor(num * (1.0 - fraction))
+    if not 0 < first < num:
+        raise ValueError(
+            f"validation_split={fraction:g} of {num} records leaves none to train or to validate."
+        )
+
+    def rows(part: Any, start: int, stop: int) -> Any:
+        return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], part)
+
+    train, held = rows(parts, 0, first), rows(parts, first, num)
+    return *train, held if held[2] is not None else held[:2]
+
+
 def check_validation(
-    data: Any, public: bool, unsafe: bool, dtype: np.dtype, *, persons: bool = False
+    data: Any,
+    public: bool,
+    unsafe: bool,
+    dtype: np.dtype,
+    *,
+    persons: bool = False,
+    texts: bool = False,
 ) -> Validation | None:
     """Returns `validation_data` as Keras takes it, arrays as a tuple of tensors; or None.
 
@@ -303,6 +480,7 @@ def check_validation(
       unsafe: Whether the user accepts exact losses of private records.
       dtype: The float type that records are cast to.
       persons: Whether the training records are persons with several rows.
+      texts: Whether x may have texts.
 
     Raises:
       ValueError: validation data of persons, private data that are not declared unsafe, or an
@@ -343,7 +521,7 @@ def check_validation(
             f"batches, got {type(data).__name__}; "
             "for a model without y pass (x, None)."
         )
-    checked = make_records(*(*data, None, None)[:3], dtype=dtype, validate=True)
+    checked = make_records(*(*data, None, None)[:3], dtype=dtype, validate=True, texts=texts)
     parts = [checked.x, checked.y, checked.sample_weight]
     while parts[-1] is None:
         parts.pop()
@@ -351,25 +529,6 @@ def check_validation(
         None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part)
         for part in parts
     )
-
-
-def check_checkpoints(
-    callbacks: Sequence[keras.callbacks.Callback], save: Callable[[str], None]
-) -> None:
-    """Raises if a `ModelCheckpoint` would fail to save after the first epoch.
-
-    Privacy would have been spent by then.
-
-    Args:
-      callbacks: The user's callbacks.
-      save: Writes the model to a path.
-    """
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.ModelCheckpoint):
-            continue
-        if not callback.save_weights_only:
-            with tempfile.TemporaryDirectory() as folder:
-                save(os.path.join(folder, os.path.basename(callback.filepath)))
 
 
 def validation_metrics(metrics: Any) -> list[Metric]:
@@ -388,6 +547,11 @@ def validation_metrics(metrics: Any) -> list[Metric]:
                 "sparse_categorical_accuracy for class probabilities."
             )
         resolved = keras.metrics.get(metric)
+        if not callable(resolved):
+            raise ValueError(
+                f"metric {check.shown(metric)} is unknown to Keras: pass a name such as 'mae', a "
+                "metric object or a function."
+            )
         if not isinstance(resolved, Metric):
             name = getattr(resolved, "__name__", "metric")
             resolved = keras.metrics.MeanMetricWrapper(resolved, name=name)

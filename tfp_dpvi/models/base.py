@@ -15,7 +15,8 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import metrics as metrics_lib
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Metric, Model, Optimizer, Structure, keras, tf
-from tfp_dpvi.data import Data, Records, UnitRows, make_records
+from tfp_dpvi.data import Data, Records, UnitRows
+from tfp_dpvi.data.files import open_files
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.data.units import Identifiers
@@ -91,8 +92,7 @@ class DPModel(Model):
         if state is None or name.startswith("_") or name in _OF_KERAS:
             super().__setattr__(name, value)
             return
-        if state.running is not None:
-            _tf.refuse_setting(self, name, value, state.running.learner.settings)
+        self.refuse_while_running(name, value)
         changed = not _tf.is_same_plain(getattr(self, name, _MISSING), value)
         super().__setattr__(name, value)
         between_fits = state.running is None and state.compiled is not None
@@ -100,6 +100,16 @@ class DPModel(Model):
             # The next fit's steps read the setting, and so do evaluations.
             state.compiled.steps.forget()
             self.drop_traces()
+
+    def refuse_while_running(self, name: str, value: object) -> None:
+        """Raises `RuntimeError` if a fit runs whose steps have read this setting.
+
+        Args:
+          name: The name of the assigned attribute.
+          value: The assigned value.
+        """
+        if self._dp.running is not None:
+            _tf.refuse_setting(self, name, value, self._dp.running.learner.settings)
 
     def drop_traces(self) -> None:
         """Drops traced predictions and evaluations, which hold settings as constants."""
@@ -114,6 +124,9 @@ class DPModel(Model):
                     f"{cls.__name__}.{old} is now {new}, and would not be called: rename it. "
                     "See tfp_dpvi.models.hooks."
                 )
+
+    takes_texts: bool = False
+    """See `Hooks.takes_texts`."""
 
     # ------------------------------------------------------------------ methods to override
 
@@ -399,6 +412,10 @@ class DPModel(Model):
         """
         self._dp.refuse_while_fitting("compile")
         fitting.check_precision(self)
+        given = {"epsilon": epsilon, "delta": delta, "l2_norm_clip": l2_norm_clip}
+        given["noise_multiplier"] = noise_multiplier
+        unwanted = [] if loss is None else [("leave out loss=, which the model defines", "")]
+        arguments.refuse_incomplete(self, optimizer, given, unwanted)
         private_metrics = metrics_lib.check_metrics(metrics)
         if loss is not None:
             raise ValueError(
@@ -524,7 +541,8 @@ class DPModel(Model):
           x: array of shape [N, ...], dict or tuple of arrays, or a frame of pandas, polars or Arrow
             (a dict of its columns); memory maps, lazy arrays (`h5py.Dataset`, those of zarr, dask,
             tensorstore, xarray), or sources with a length and `source[indices]` for increasing
-            int64 indices; or a `tf.data.Dataset` of batches x, (x, y) or (x, y, sample_weight),
+            int64 indices; records in files with their y, `dpvi.data.Parquet`, `dpvi.data.HDF5` or
+            `dpvi.data.Copied`; or a `tf.data.Dataset` of batches (x, y, sample_weight) or less,
             with `num_records`, `steps_per_epoch` and a declared `sampling`.
           y: likewise, or None for models of whole records.
           batch_size: *expected* batch size B, default 256: each step includes each record with
@@ -580,14 +598,13 @@ class DPModel(Model):
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
         backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
-        public = (validation_is_public, unsafe_validation)
-        validation = arguments.check_validation(
-            validation_data, *public, self.record_dtype, persons=unit_ids is not None
+        declared = (validation_is_public, unsafe_validation)
+        records, validation = arguments.records_and_validation(
+            self, (x, y, sample_weight), validation_data, refused, declared, unit_ids is not None
         )
+        is_unsafe = validation is not None and unsafe_validation and not validation_is_public
         data = self.make_data(
-            x,
-            y,
-            sample_weight,
+            *records,
             batch_size=batch_size,
             num_records=num_records,
             sampling=sampling,
@@ -600,15 +617,20 @@ class DPModel(Model):
             rows_beyond=rows_beyond,
             max_weight=max_weight,
         )
-        fitting.check_callbacks(self, users, validation)
-        span, declared = range(initial_epoch, epochs), num_records is not None
+        planned = range(initial_epoch, epochs)
+        fitting.check_callbacks(self, compiled, users, validation, is_unsafe, planned)
         private = fitting.private_fit(
-            self, state, compiled, data, epochs=span, backup=backup, declared=declared
+            self,
+            state,
+            compiled,
+            data,
+            epochs=planned,
+            backup=backup,
+            declared=num_records is not None,
         )
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
-            is_unsafe = validation is not None and unsafe_validation and not validation_is_public
             with fitting.guarded(self, state, run, is_unsafe):
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
@@ -703,6 +725,13 @@ class DPModel(Model):
         """Epsilon spent, the privatised metrics and the validation metrics."""
         return evaluation.shown_metrics(self._dp) if hasattr(self, "_dp") else []
 
+    def get_metrics_result(self) -> dict[str, tf.Tensor]:
+        """Returns the released values that `fit` shows.
+
+        Keras asks for them after each epoch, when metrics of other records may have no state yet.
+        """
+        return {metric.name: metric.result() for metric in evaluation.released_metrics(self._dp)}
+
     @property
     def metrics_names(self) -> list[str]:
         """The names of the values that `evaluate` returns, in order."""
@@ -750,18 +779,21 @@ class DPModel(Model):
         Raises:
           ValueError: `sample_weight` without y, which Keras would drop.
         """
+        records, sample_weight = open_files(x, y, sample_weight)
+        x, y = records
         if y is None and sample_weight is not None:
             raise ValueError(
                 "sample_weight was passed without y, and Keras drops it: use batches (x, None, "
                 "weight)."
             )
-        batches = arguments.in_batches(x, y, sample_weight, batch_size, self.record_dtype)
+        batches = arguments.in_batches(self, x, y, sample_weight, batch_size)
         if batches is not None:
             x, y = batches, None
             batch_size = sample_weight = None
         elif not arguments.is_batches(x):
             y, sample_weight = by_column("y", y), by_column("sample_weight", sample_weight)
-            x = by_column("x", x) if self._fitted_to(dict) else x
+            if evaluation.fitted_to(self._dp, dict):
+                x = by_column("x", x, self.takes_texts)
         with evaluation.a_batch_an_execution(self), _tf.without_values("evaluate failed"):
             return super().evaluate(x, y, batch_size, verbose, sample_weight, steps, **kwargs)
 
@@ -788,9 +820,10 @@ class DPModel(Model):
         Returns:
           Array of shape [n, ...], or a structure of arrays.
         """
-        batches = arguments.in_batches(x, None, None, batch_size, self.record_dtype)
+        x = open_files(x)[0][0]
+        batches = arguments.in_batches(self, x, None, None, batch_size)
         if batches is not None:
-            self._check_like(x, batches.probe.x, "x")
+            evaluation.check_like_fit(self._dp, x, batches.probe.x, "x")
             x, batch_size = batches, None
         elif not arguments.is_batches(x):
             x = self.as_inputs(x)
@@ -810,22 +843,7 @@ class DPModel(Model):
         Raises:
           ValueError: The records have other shapes than those of the fit.
         """
-        if isinstance(x, list) and self._fitted_to(tuple):  # Keras's way to pass several inputs.
-            x = tuple(x)
-        checked = make_records(x, None, None, dtype=self.record_dtype, validate=False).x
-        self._check_like(x, checked, name)
-        return tf.nest.map_structure(tf.convert_to_tensor, checked)
-
-    def _fitted_to(self, kind: type) -> bool:
-        """Returns whether the records x of the last fit were in such a structure."""
-        inputs = self._dp.account.inputs
-        return inputs is not None and isinstance(inputs["x"], kind)
-
-    def _check_like(self, x: Structure, checked: Structure, name: str) -> None:
-        """Raises unless these records are like those of the fit, if there was one."""
-        inputs = self._dp.account.inputs
-        if inputs is not None and not isinstance(x, tuple):
-            arguments.check_like(checked, inputs[name], name)
+        return evaluation.as_inputs(self, self._dp, x, name)
 
     # ------------------------------------------------------------------ saving
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from tfp_dpvi import _tf
 from tfp_dpvi._tf import Metric, Model, Structure, keras, tf
+from tfp_dpvi.data import make_records
+from tfp_dpvi.models import arguments
 from tfp_dpvi.models.hooks import Hooks
 from tfp_dpvi.models.state import State
 
@@ -21,6 +23,12 @@ def shown_metrics(state: State) -> list[Metric]:
         return own
     private = [each for each in state.compiled.private_metrics if isinstance(each, Metric)]
     return [*own, *private, *state.compiled.validation_metrics]
+
+
+def released_metrics(state: State) -> list[Metric]:
+    """Returns epsilon spent and the privatised metrics."""
+    private = () if state.compiled is None else state.compiled.private_metrics
+    return [state.metrics.epsilon, *(each for each in private if isinstance(each, Metric))]
 
 
 def names_of_results(state: State) -> list[str]:
@@ -85,6 +93,49 @@ def _for_metrics(compared: tuple[Structure, tf.Tensor], has_y: bool) -> list[tf.
             "compile."
         )
     return [part[:, tf.newaxis] if part.shape.rank == 1 else part for part in (target, prediction)]
+
+
+def as_inputs(model: Hooks, state: State, x: Structure, name: str) -> Structure:
+    """Returns new records as tensors of the model's dtype.
+
+    Args:
+      model: The model.
+      state: Its state.
+      x: Records in any form that `fit` takes.
+      name: "x" or "y", whose shapes in the fit they must have.
+    """
+    if isinstance(x, list) and fitted_to(state, tuple):  # Keras's way to pass several inputs.
+        x = tuple(x)
+    checked = make_records(
+        x, None, None, dtype=model.record_dtype, validate=False, texts=model.takes_texts
+    ).x
+    check_like_fit(state, x, checked, name)
+    return tf.nest.map_structure(tf.convert_to_tensor, checked)
+
+
+def fitted_to(state: State, kind: type) -> bool:
+    """Returns whether the records x of the last fit were in such a structure.
+
+    Args:
+      state: The model's state.
+      kind: A type, dict or tuple.
+    """
+    inputs = state.account.inputs
+    return inputs is not None and isinstance(inputs["x"], kind)
+
+
+def check_like_fit(state: State, x: Structure, checked: Structure, name: str) -> None:
+    """Raises unless these records are like those of the fit, if there was one.
+
+    Args:
+      state: The model's state.
+      x: The records as they were passed.
+      checked: Their arrays.
+      name: "x" or "y".
+    """
+    inputs = state.account.inputs
+    if inputs is not None and not isinstance(x, tuple):
+        arguments.check_like(checked, inputs[name], name)
 
 
 @contextlib.contextmanager

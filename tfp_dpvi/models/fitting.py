@@ -20,7 +20,7 @@ from tfp_dpvi.callbacks import PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data
 from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.gradients import StepSpec
-from tfp_dpvi.models import arguments, saving
+from tfp_dpvi.models import arguments, saving, trial
 from tfp_dpvi.models.state import Compiled, FitReleases, State
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.training import Mechanism
@@ -88,23 +88,45 @@ def check_arguments(
             f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}."
         )
     refuse_keras_3("callbacks", callbacks)
+    trial.refuse_what_is_none(callbacks)
     backups = (each for each in callbacks if isinstance(each, PrivateBackupAndRestore))
     return next(backups, None)
 
 
 def check_callbacks(
     model: Model,
+    compiled: Compiled,
     callbacks: Sequence[keras.callbacks.Callback],
     validation: arguments.Validation | None,
+    unsafe: bool,
+    epochs: range,
 ) -> None:
-    """Raises if checkpoints or evaluations would fail after an epoch, when privacy has been spent.
+    """Raises if callbacks or evaluations would fail after an epoch, when privacy has been spent.
 
     Args:
       model: The model, which is saved and evaluated once.
+      compiled: Its settings.
       callbacks: The user's callbacks.
       validation: Validation data, of which a few records are evaluated, or None.
+      unsafe: Whether their losses are shown as unsafe.
+      epochs: The numbers of the fit's epochs.
     """
-    arguments.check_checkpoints(callbacks, model.save)
+    target = compiled.target
+    names = [] if validation is None else model.metrics_names
+    trial.try_callbacks(
+        callbacks,
+        model.optimizer,
+        of_steps=trial.logs_of_steps(
+            [metric.name for metric in compiled.private_metrics],
+            has_delta=target.delta is not None,
+            calibrated=hasattr(model, "calibration"),
+            exact=target.noise == 0.0 and model.clip.is_off,
+            unsafe=target.unsafe_training_metrics,
+        ),
+        of_validation=[f"val_unsafe_{name}" if unsafe else f"val_{name}" for name in names],
+        epochs=epochs,
+        save=model.save,
+    )
     if validation is None:
         return
     few: Any = (validation,)
@@ -318,7 +340,18 @@ def _learner(model: Model) -> Learner:
         stop=stop,
         # What a callback adds later is no setting.
         settings=frozenset(name for name in vars(model) if not name.startswith("_")),
+        layer_settings=lambda: _layer_settings(model),
     )
+
+
+def _layer_settings(model: Model) -> dict[tuple[str, str], object]:
+    """Returns plain settings of the layers, such as rates, by the names of layer and setting."""
+    return {
+        (layer.name, name): value
+        for layer in layers_within(model, include_self=False)
+        for name, value in vars(layer).items()
+        if isinstance(value, bool | int | float | str) and name != "built" and name[0] != "_"
+    }
 
 
 @contextlib.contextmanager

@@ -56,6 +56,10 @@ class Hooks(Protocol):
         """The float type that records are cast to."""
 
     @property
+    def takes_texts(self) -> bool:
+        """True if x may have texts, which layers look up in public vocabularies."""
+
+    @property
     def takes_persons(self) -> bool:
         """True if a record may be a person with several rows: an x that is a `UnitRows`."""
 

@@ -15,7 +15,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _deprecation, serialization
@@ -113,7 +112,7 @@ def prepare_from_specs(model: Model, inputs: dict[str, Structure]) -> None:
       inputs: The specs of an account.
     """
     zeros = tf.nest.map_structure(
-        lambda spec: np.zeros([1, *spec.shape[1:]], spec.dtype.as_numpy_dtype), inputs
+        lambda spec: tf.zeros([1, *spec.shape[1:]], spec.dtype).numpy(), inputs
     )
     records = Records(zeros["x"], zeros.get("y"), None, 1)
     # In a graph, where layers may still lack the statistics that the file has

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, Structure, function_of_model, layers_of, tf, tfd
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, as_event
 from tfp_dpvi.bayes.predictive import mean_of
@@ -44,7 +45,7 @@ class Autoencoder:
       prior: TFP distribution of one record's latent variable, or a function of y that returns one
         with batch shape [n].
       density: The prior's log density as a layer, for a prior with trainable variables; else None.
-      beta: Weight of the KL term.
+      beta: Weight of the KL term, or a function that returns it as a tensor.
       kl: "analytic", "monte_carlo", or "auto", which is analytic where TFP has the divergence.
       conditional: Whether records have a y, or None before the first records are known.
       dtype: Float type of the latent variables.
@@ -67,7 +68,7 @@ class Autoencoder:
     decoder: Network
     prior: Prior
     density: LearnedDensity | None = None
-    beta: float = 1.0
+    beta: float | Callable[[], tf.Tensor] = 1.0
     kl: str = "auto"
     conditional: bool | None = None
     dtype: str = "float32"
@@ -200,7 +201,8 @@ class Autoencoder:
             log_prior = tf.reshape(self.density(codes), [-1, num_draws])
             log_posterior = tf.reduce_mean(posterior.log_prob(draws), axis=0)
             divergence = log_posterior - tf.reduce_mean(log_prior, axis=1)
-        return RecordTerms(-log_prob + self.beta * divergence, samples[:, 0], posterior)
+        beta = tf.cast(self.beta() if callable(self.beta) else self.beta, divergence.dtype)
+        return RecordTerms(-log_prob + beta * divergence, samples[:, 0], posterior)
 
     def _divergence(
         self, posterior: tfd.Distribution, draws: tf.Tensor, prior: tfd.Distribution
@@ -336,7 +338,8 @@ def _result_of(
         pair = "(x, y)" if part == "encoder" else "(z, y)"
         hint = f" With y, the {part} takes {pair}; for records without y call fit(x)."
         raise ValueError(
-            f"{part} failed on {shapes}: {type(error).__name__}: {error}{'' if y is None else hint}"
+            f"{part} failed on {shapes}: {type(error).__name__}: {check.plainly(error)}"
+            f"{'' if y is None else hint}"
         ) from error
 
 

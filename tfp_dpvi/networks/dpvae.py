@@ -30,6 +30,7 @@ from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
 from tfp_dpvi.models import arguments
 from tfp_dpvi.networks import latents, refusals
+from tfp_dpvi.networks.annealing import LiveWeight, Weight
 from tfp_dpvi.networks.autoencoder import Autoencoder
 from tfp_dpvi.networks.exporting import autoencoder_signatures
 from tfp_dpvi.networks.group_terms import GroupTerms, Regularizer
@@ -62,7 +63,8 @@ class DPVAE(LayeredModel):
       prior: TFP distribution of one record's latent variable; its trainable variables are learned
         by clipped gradients. Or `dpvi.divergences.VampPrior`; or a Keras model, layer or function,
         `y -> TFP distribution` with batch shape [n].
-      beta: Weight of the KL term (Higgins et al. 2017).
+      beta: Weight of the KL term (Higgins et al. 2017): a number, to which `model.beta` may be
+        assigned while a fit runs; a scalar variable; or a Keras schedule of the number of steps.
       num_draws: Latent draws for each record and step; the loss is averaged over them before the
         clip.
       batch_regularizer: `Codes -> scalar`, a term of each random group of records, such as those of
@@ -108,7 +110,7 @@ class DPVAE(LayeredModel):
         decoder: Callable[..., Any],
         prior: tfd.Distribution | Callable[[], tfd.Distribution],
         *,
-        beta: float = 1.0,
+        beta: Weight = 1.0,
         num_draws: int = 1,
         batch_regularizer: Regularizer | None = None,
         regularizer_weight: float = 1.0,
@@ -131,7 +133,7 @@ class DPVAE(LayeredModel):
         if batch_regularizer is not None:
             refusals.check_callable("batch_regularizer", batch_regularizer)
         arguments.check_counts(num_draws=num_draws or 0, num_prior_samples=num_prior_samples)
-        beta = check.non_negative("beta", beta)
+        weight = LiveWeight("beta", beta)
         regularizer_weight = check.non_negative("regularizer_weight", regularizer_weight)
         check.one_of("gradients", gradients, ("auto", "ghost", "vectorized"))
         check.one_of("kl", kl, ("auto", "analytic", "monte_carlo"))
@@ -149,8 +151,8 @@ class DPVAE(LayeredModel):
         super().__init__(seed=seed, name=name, dtype=dtype)
         layers = [*layers_of(encoder), *layers_of(decoder)]
         density = latents.LearnedDensity(prior, learned, layers) if learned else None
-        autoencoder = Autoencoder(encoder, decoder, prior, density, beta, kl, dtype=dtype)
-        self._parts = _Parts(autoencoder, batch_regularizer, saved)
+        autoencoder = Autoencoder(encoder, decoder, prior, density, kl=kl, dtype=dtype)
+        self._parts = _Parts(autoencoder, batch_regularizer, weight, saved)
         # Tracked by Keras, so that weights are saved for all kinds of callables.
         self._encoder_layers = latents.outermost_layers(encoder)
         self._decoder_layers = latents.outermost_layers(decoder)
@@ -158,12 +160,34 @@ class DPVAE(LayeredModel):
             self._prior_layers = [density]
         else:
             self._prior_layers = [] if fixed else latents.outermost_layers(prior)
-        self.beta = beta
         self.num_draws = num_draws
         self.kl = kl
         self.gradients = gradients
         self.regularizer_weight = regularizer_weight
         self.num_prior_samples = num_prior_samples
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets an attribute; a number as beta is used from the next call of steps on."""
+        if name != "beta":
+            super().__setattr__(name, value)
+        elif self._parts.weight.takes(value):
+            self._parts.weight.assign(value)
+        else:
+            self.refuse_while_running(name, value)
+            self._parts.weight = LiveWeight(name, value)
+            self.drop_traces()
+
+    @property
+    def beta(self) -> float | tf.Tensor:
+        """The weight of the KL term now; a tensor while a function is traced."""
+        return self._parts.weight.value(self._step) if tf.executing_eagerly() else self._beta()
+
+    def _beta(self) -> tf.Tensor:
+        return self._parts.weight.tensor(self._step)
+
+    @property
+    def _step(self) -> tf.Variable | int:
+        return 0 if self.optimizer is None else self.optimizer.iterations
 
     @property
     def encoder(self) -> Network:
@@ -190,15 +214,21 @@ class DPVAE(LayeredModel):
         """Encoder, decoder and prior with the present settings, without optimizer and ledger."""
         return dataclasses.replace(self._parts.autoencoder, beta=self.beta, kl=self.kl)
 
+    @property
+    def _live(self) -> Autoencoder:
+        """Returns the same, with a beta that is read whenever a graph runs."""
+        return dataclasses.replace(self._parts.autoencoder, beta=self._beta, kl=self.kl)
+
     def get_config(self) -> dict[str, Any]:
         """See `DPModel.get_config`.
 
         Parts must be registered functions or Keras models without Lambda layers.
         """
         parts = {name: serialization.encode(part, name) for name, part in self._parts.saved.items()}
-        names = ("beta", "num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
+        names = ("num_draws", "regularizer_weight", "num_prior_samples", "gradients", "kl")
         settings = {name: getattr(self, name) for name in names}
-        return {**super().get_config(), **settings, "parts": parts}
+        beta = self._parts.weight.config()
+        return {**super().get_config(), "beta": beta, **settings, "parts": parts}
 
     # ------------------------------------------------------------------ the learned model
 
@@ -378,7 +408,7 @@ class DPVAE(LayeredModel):
         Returns:
           float [n], in nats.
         """
-        autoencoder = self.autoencoder
+        autoencoder = self._live
         y = y if autoencoder.conditional else None
         autoencoder.check_y(y)
         return autoencoder.terms(x, tf.constant(_random.new_key(0)), y=y).losses
@@ -396,15 +426,30 @@ class DPVAE(LayeredModel):
     @property
     def loss_settings(self) -> Hashable:
         """See `LayeredModel`."""
-        return self.gradients, self.num_draws, self.beta, self.kl
+        return self.gradients, self.num_draws, id(self._parts.weight), self.kl
 
     def batch_losses(
         self, records: dict[str, Structure], key: tf.Tensor, training: bool
     ) -> tf.Tensor:
         """See `LayeredModel`."""
-        terms = self.autoencoder.terms(
-            records["x"], key, self.num_draws, y=records.get("y"), training=training
-        )
+        return self._losses_of(self._live, records, key, training)
+
+    def losses_to_check(
+        self, records: dict[str, Structure], key: tf.Tensor, training: bool
+    ) -> tf.Tensor:
+        """See `LayeredModel`: with all terms, also where beta begins at zero."""
+        whole = dataclasses.replace(self._live, beta=1.0)
+        return self._losses_of(whole, records, key, training)
+
+    def _losses_of(
+        self,
+        autoencoder: Autoencoder,
+        records: dict[str, Structure],
+        key: tf.Tensor,
+        training: bool,
+    ) -> tf.Tensor:
+        y = records.get("y")
+        terms = autoencoder.terms(records["x"], key, self.num_draws, y=y, training=training)
         return terms.losses
 
     def clipped_gradient(self, spec: StepSpec) -> ClippedGradient:
@@ -441,7 +486,7 @@ class DPVAE(LayeredModel):
         num_encoder = int(sizes[reached].sum())
         group_size = spec.expected_batch_size / optimizer.num_partitions
         return GroupTerms(
-            autoencoder=self.autoencoder,
+            autoencoder=self._live,
             regularizer=self.batch_regularizer,
             weight=self.regularizer_weight,
             num_prior_samples=self.num_prior_samples or max(8, round(group_size)),
@@ -488,7 +533,7 @@ class DPVAE(LayeredModel):
             lambda: autoencoder.check_shapes(*zeros_like(inputs, NUM_SYNTHETIC)),
             self.distribute_strategy,
         )
-        refusals.check_tracked(read, self.variables)
+        refusals.check_tracked(read, [*self.variables, *self._parts.weight.variables])
         self._parts.autoencoder = dataclasses.replace(
             autoencoder, conditional=records.y is not None
         )
@@ -552,4 +597,5 @@ class _Parts:
 
     autoencoder: Autoencoder
     regularizer: Regularizer | None
+    weight: LiveWeight
     saved: dict[str, Any]  # The constructor's arguments.

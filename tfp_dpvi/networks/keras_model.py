@@ -8,14 +8,19 @@ from typing import Any, TypeAlias
 
 from tfp_dpvi import _tf, serialization
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Layer, Structure, keras, layers_of, tf
-from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
+from tfp_dpvi._tf import Layer, Structure, keras, layers_of, tf, tfd
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, as_event
+from tfp_dpvi.bayes.predictive import mean_of
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.ghost import UnsupportedLayerError
 from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import JointRelease
+from tfp_dpvi.gradients.isolation import depends_on
+from tfp_dpvi.models import arguments, exporting
 from tfp_dpvi.models.fitting import LOG
+from tfp_dpvi.networks import refusals
 from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel
 
 Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -36,7 +41,8 @@ class DPKerasModel(LayeredModel):
     memory; a warning is logged.
 
     Args:
-      network: Keras model or layer with one output, whose first dimension is that of x; or a
+      network: Keras model or layer with one output, a tensor or (as of `tfp.layers`) a
+        distribution, whose first dimension is that of x; or a
         function without arguments that builds it (needed to save a model with Lambda layers, see
         `dpvi.register`).
       gradients: "ghost", "vectorized" (per-example gradients), or "auto": "ghost" if the layers
@@ -110,7 +116,8 @@ class DPKerasModel(LayeredModel):
           optimizer: As for `DPModel.compile`.
           loss: A Keras loss, by name or as an object or function: `loss(y, outputs)` of shape
             [n, ...], one for each example. It is averaged over further axes, never over examples,
-            regardless of its `reduction`.
+            regardless of its `reduction`. For a network that ends in a distribution,
+            `lambda y, distribution: -distribution.log_prob(y)`.
           metrics: Privatised metrics, which are shown for training records, and Keras metrics,
             which are shown only by `evaluate` and for validation data.
           **settings: The other arguments of `DPModel.compile`.
@@ -119,16 +126,18 @@ class DPKerasModel(LayeredModel):
           ValueError: No loss or several, or what `DPModel.compile` refuses.
         """
         _tf.refuse_keras_3("loss", loss)
-        if loss is None or isinstance(loss, list | tuple | dict):
+        loss = _single("loss", loss)
+        names = ("l2_norm_clip", "epsilon", "delta", "noise_multiplier")
+        given = {"loss": loss, **{name: settings.get(name) for name in names}}
+        missing = [("pass loss=, a Keras loss", "loss='mse'")] if loss is None else []
+        arguments.refuse_incomplete(self, optimizer, given, missing)
+        if loss is None:
             raise ValueError(
                 f"loss={check.shown(loss)}: pass one Keras loss, such as "
                 "'sparse_categorical_crossentropy'."
             )
         training = _Training(self._training.network, loss, keras.losses.get(loss))
-        if metrics is None:
-            metrics = []
-        elif not isinstance(metrics, list | tuple):
-            metrics = [metrics]
+        metrics = tf.nest.flatten([] if metrics is None else _single("metrics", metrics))
         privatised = [metric for metric in metrics if isinstance(metric, JointRelease)]
         exact = [
             training.metric(metric) for metric in metrics if not isinstance(metric, JointRelease)
@@ -152,16 +161,39 @@ class DPKerasModel(LayeredModel):
     # ------------------------------------------------------------------ the loss
 
     def call(self, x: Structure) -> tf.Tensor:
-        """Returns the network's output."""
+        """Returns the network's output, a tensor or a distribution."""
         return self.network(x)
 
     def _example_losses(self, x: Structure, y: tf.Tensor) -> tf.Tensor:
         outputs = self.network(x)
-        if not tf.is_tensor(outputs) or not tf.is_tensor(y):
+        single = isinstance(outputs, tfd.Distribution) or tf.is_tensor(outputs)
+        if not single or not tf.is_tensor(y):
             raise ValueError(
                 "network and y: several outputs or targets are not supported; use one of each."
             )
         return self._training.losses(y, outputs)
+
+    def predict_step(self, data: Structure) -> tf.Tensor:
+        """Returns the network's outputs for a batch, means where it ends in a distribution.
+
+        Args:
+          data: A batch, of which x is used.
+        """
+        x = keras.utils.unpack_x_y_sample_weight(data)[0]
+        return _mean(self(x, training=False))
+
+    def compared(self, x: Structure, y: Structure | None) -> tuple[Structure, tf.Tensor]:
+        """See `Hooks.compared`: y and the network's output, or its mean."""
+        target, output = super().compared(x, y)
+        return target, _mean(output)
+
+    def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
+        """See `Hooks.export_functions`."""
+        meaning = "the network's output for each record, a mean if it is a distribution."
+        predict = exporting.mean_signature(lambda x: _mean(self.call(x)), inputs["x"], meaning)
+        layers = layers_of(self.network)
+        tables = [layer.lookup_table for layer in layers if hasattr(layer, "lookup_table")]
+        return [dataclasses.replace(predict, tables=tuple(tables))]
 
     def watched_layers(self) -> Sequence[Layer]:
         """See `LayeredModel`."""
@@ -201,8 +233,50 @@ class DPKerasModel(LayeredModel):
         return losses
 
     def losses_of_record(self) -> list[tf.Tensor]:
-        """See `DPModel`; without weight regularizers."""
+        """See `DPModel`; without weight regularizers and other terms of no record."""
+        exact = self._training.exact_losses
+        return [loss for place, loss in enumerate(self._losses_added()) if place not in exact]
+
+    def data_independent_loss(self, num_records: int) -> tf.Tensor | None:
+        """Returns weight regularizers, and what layers add that depends on no record.
+
+        Such are the divergences of `tfp.layers.DenseVariational` and its siblings, computed for
+        an input of zeros.
+        """
+        penalty = super().data_independent_loss(num_records)
+        training = self._training
+        if not training.exact_losses:
+            return penalty
+        _tf.in_mode(lambda: self.network(training.zeros), training=True)
+        added = [
+            loss
+            for place, loss in enumerate(self._losses_added())
+            if place in training.exact_losses
+        ]
+        _tf.clear_losses(self)
+        return tf.add_n([*added, *([] if penalty is None else [penalty])])
+
+    def _losses_added(self) -> list[tf.Tensor]:
+        """Returns the losses that layers added in the latest call, in order."""
         return [loss for layer in layers_of(self.network) for loss in _tf.losses_added(layer)]
+
+    def _find_exact_losses(self, x: Structure) -> frozenset[int]:
+        """Returns which of the added losses depend on no record: no path leads there from x."""
+        found: list[int] = []
+
+        def traced(x: Structure) -> tf.Tensor:
+            names = {part.op.name for part in tf.nest.flatten(x)}
+            _tf.in_mode(lambda: self.network(x), training=True)
+            for place, loss in enumerate(self._losses_added()):
+                if not depends_on(names, loss.op):
+                    found.append(place)
+            _tf.clear_losses(self)
+            return tf.constant(0)
+
+        # Shapes are fixed: a loss that reads the number of rows would depend on it.
+        specs = tf.nest.map_structure(lambda part: tf.TensorSpec(part.shape, part.dtype), x)
+        tf.function(traced, autograph=False).get_concrete_function(specs)
+        return frozenset(found)
 
     # ------------------------------------------------------------------ checks
 
@@ -210,6 +284,7 @@ class DPKerasModel(LayeredModel):
         """Creates the variables and checks network and loss on zeros."""
         if records.y is None:
             raise ValueError("y is missing: a DPKerasModel learns to predict it. Call fit(x, y).")
+        refusals.check_vectorization(layers_of(self.network))
         # Both numbers: a `Sequential` without input shape is rebuilt for another one.
         for num in (NUM_SYNTHETIC, 1):
             zeros = [zeros_like(part, num) for part in (records.x, records.y)]
@@ -218,12 +293,16 @@ class DPKerasModel(LayeredModel):
                     self(zeros[0])  # A loaded model is compiled later.
                 else:
                     self.test_losses(*zeros)
-            except (*LIKELIHOOD_ERRORS, tf.errors.InvalidArgumentError) as error:
+                training = self._training
+                training.zeros, training.exact_losses = zeros[0], self._find_exact_losses(zeros[0])
+            except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
                 leaves = tf.nest.flatten(zeros)
                 shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
+                texts = any(part.dtype == tf.string for part in leaves)
+                hint = " Texts need a StringLookup, Hashing or TextVectorization first."
                 raise ValueError(
                     f"network or loss failed on x, y = {', '.join(shapes)}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {check.plainly(error)}{hint if texts else ''}"
                 ) from error
         super().prepare(records)
 
@@ -238,14 +317,75 @@ class DPKerasModel(LayeredModel):
                 ) from error
             LOG.warning(
                 "Per-example gradients are computed with tf.vectorized_map, which takes longer: %s",
-                error,
+                check.plainly(error),
             )
             return None
         finally:
             _tf.clear_losses(self)
 
 
+def _single(name: str, value: Any) -> Any:
+    """Returns the part of a list or dict by output, of which this model has one."""
+    several = isinstance(value, dict) or (name == "loss" and isinstance(value, list | tuple))
+    if not several:
+        return value
+    if len(value) != 1:
+        raise ValueError(
+            f"{name}={check.shown(value)} is for {len(value)} outputs, and a DPKerasModel has one: "
+            "pass one Keras loss, such as 'sparse_categorical_crossentropy', and a list of metrics."
+        )
+    return next(iter(value.values())) if isinstance(value, dict) else value[0]
+
+
+def _mean(output: Structure) -> Structure:
+    """Returns the mean of a distribution, and other outputs unchanged."""
+    if not isinstance(output, tfd.Distribution):
+        return output
+    try:
+        return mean_of(output)
+    except NotImplementedError as error:
+        raise ValueError(
+            f"The network ends in a {type(output).__name__} ({output.name}), whose mean TensorFlow "
+            "Probability does not have: use model(x), a distribution, and its quantiles or draws."
+        ) from error
+
+
 # ------------------------------------------------------------------ per-example Keras losses
+
+
+def _is_of_keras(loss: Any) -> bool:
+    """Returns whether a loss is one of Keras's own, which take tensors."""
+    kind = loss if hasattr(loss, "__name__") else type(loss)
+    return f"{kind.__module__}.".startswith(("keras.", "tf_keras."))
+
+
+def _outcomes(y: tf.Tensor, distribution: tfd.Distribution) -> tf.Tensor:
+    """Returns y with the shape and dtype of a distribution's draws, for its `log_prob`.
+
+    Raises:
+      ValueError: It has another shape, which would broadcast over other records.
+    """
+    shape = distribution.batch_shape.concatenate(distribution.event_shape)
+    original = y.shape
+    if y.shape.rank == shape.rank - 1 and shape[-1] == 1:
+        y = y[..., None]
+    elif y.shape.rank == shape.rank + 1 and y.shape[-1] == 1:
+        y = y[..., 0]
+    if y.shape.rank != shape.rank or not y.shape[1:].is_compatible_with(shape[1:]):
+        raise ValueError(
+            f"y has shape {original[1:]} a record, but the network's distribution "
+            f"{shape[1:]}: make them the same."
+        )
+    return as_event(y, distribution)
+
+
+def _by_record(losses: tf.Tensor, num: tf.Tensor) -> tf.Tensor:
+    """Returns losses of shape [n, ...] averaged over all but the first axis."""
+    if losses.shape.rank == 0:
+        raise ValueError(
+            "loss returned a scalar for a batch: return one value for each example, not their mean."
+        )
+    return tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
 
 
 @dataclasses.dataclass(eq=False)
@@ -256,15 +396,25 @@ class _Training:
       network: The constructor's argument.
       loss: The argument of `compile`.
       loss_function: Keras's object or function of that name.
+      exact_losses: The numbers of the losses that layers add and that depend on no record.
+      zeros: An input of zeros.
     """
 
     network: Layer | Callable[[], Layer]
     loss: Loss | None = None
     loss_function: Any = None
+    exact_losses: frozenset[int] = frozenset()
+    zeros: Structure = ()
 
     def losses(self, y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the loss of each example, shape [n], without the reduction of a Keras loss."""
         is_object = isinstance(self.loss_function, keras.losses.Loss)
+        loss_of = self.loss_function.call if is_object else self.loss_function
+        if isinstance(outputs, tfd.Distribution):
+            if not _is_of_keras(self.loss_function):
+                return _by_record(loss_of(_outcomes(y, outputs), outputs), tf.shape(y)[0])
+            # As in TFP: a draw, unless a layer's convert_to_tensor_fn says otherwise.
+            outputs = tf.convert_to_tensor(outputs)
         known = None
         if self._is_sparse():
             # A label out of range makes its record's loss NaN, so that it contributes zero instead
@@ -279,15 +429,8 @@ class _Training:
             y = y[..., None]
         elif y.shape.rank == outputs.shape.rank + 1 and y.shape[-1] == 1:
             y = y[..., 0]
-        loss_of = self.loss_function.call if is_object else self.loss_function
-        losses = loss_of(y, outputs)
-        if losses.shape.rank == 0:
-            raise ValueError(
-                "loss returned a scalar for a batch: return one value for each example, not their "
-                "mean."
-            )
         num = tf.shape(outputs)[0]
-        losses = tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
+        losses = _by_record(loss_of(y, outputs), num)
         if known is None:
             return losses
         known = tf.reduce_all(tf.reshape(known, [num, -1]), axis=1)

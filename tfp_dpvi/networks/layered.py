@@ -41,6 +41,7 @@ class LayeredModel(base.DPModel):
     """A model whose per-example gradients come from its layers. See `DPVAE` and `DPKerasModel`."""
 
     gradients: str
+    takes_texts: bool = True
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -64,6 +65,18 @@ class LayeredModel(base.DPModel):
           training: Whether layers run in training mode.
         """
 
+    def losses_to_check(
+        self, records: dict[str, Structure], key: tf.Tensor, training: bool
+    ) -> tf.Tensor:
+        """Returns losses as `batch_losses`, with every term that training may have.
+
+        Args:
+          records: As for `batch_losses`.
+          key: As for `batch_losses`.
+          training: As for `batch_losses`.
+        """
+        return self.batch_losses(records, key, training)
+
     @property
     def loss_settings(self) -> Hashable:
         """The settings that losses depend on, besides records and variables."""
@@ -83,7 +96,7 @@ class LayeredModel(base.DPModel):
             self.watched_layers(), self.trainable_variables, mapped=self.gradients == "vectorized"
         )
         losses: Callable[..., tf.Tensor] = without_assertions()(
-            functools.partial(self.batch_losses, key=key)
+            functools.partial(self.losses_to_check, key=key)
         )
         in_training = functools.partial(losses, training=True)
         in_inference = functools.partial(losses, training=False)

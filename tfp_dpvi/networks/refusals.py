@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Layer, Optimizer, refuse_keras_3, tf
+from tfp_dpvi._tf import Layer, Optimizer, keras, refuse_keras_3, tf
 from tfp_dpvi.networks.group_terms import Regularizer
 from tfp_dpvi.optimizers import TermwiseOptimizer
 
@@ -39,6 +39,23 @@ def check_tracked(read: Sequence[tf.Variable], tracked: Sequence[tf.Variable]) -
                 f"A network reads the variable {variable.name}, which belongs to none of its "
                 "layers and would not be learned. Create it with a layer's add_weight, or with "
                 "trainable=False."
+            )
+
+
+def check_vectorization(layers: Sequence[Layer]) -> None:
+    """Raises `ValueError` for a layer that pads texts to the longest one of a batch.
+
+    Args:
+      layers: The layers of a network.
+    """
+    for layer in layers:
+        if not isinstance(layer, keras.layers.TextVectorization):
+            continue
+        config = layer.get_config()
+        if config["output_mode"] == "int" and config["output_sequence_length"] is None:
+            raise ValueError(
+                f"{layer.name} (TextVectorization) pads texts to the longest one of their batch, "
+                "which one record would set for all others: pass output_sequence_length=."
             )
 
 

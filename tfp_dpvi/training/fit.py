@@ -51,6 +51,7 @@ class Learner:
         released values.
       stop: Ends training after this call.
       settings: Names of the model's settings that the traced step has read.
+      layer_settings: Returns the layers' settings, by names, which the step has read too.
     """
 
     variables: Callable[[], Sequence[tf.Variable]]
@@ -63,6 +64,7 @@ class Learner:
     advance: Callable[[int, int, dict[str, Structure], Mechanism], None]
     stop: Callable[[], None]
     settings: frozenset[str]
+    layer_settings: Callable[[], dict[tuple[str, str], object]]
 
 
 class Reservations:
@@ -238,12 +240,14 @@ class PrivateFit:
         self.state: StepState = initial_state(mechanism, account.progress.steps, planned)
         self._curve: EpsilonCurve | None = None
         self._curve_from = 0
+        self._layer_settings: dict[tuple[str, str], object] = {}
 
     def prepare(self) -> None:
         """Compiles the step and computes the epsilons to show: errors occur before a charge."""
         self._warn_of_slow_average(self.learner.optimizer)
         self._compiled.steps_for(self.mechanism, self._data.tensors, self._kind_of_key)
         self._make_curve(self.mechanism.plan(self._allowed))
+        self._layer_settings = self.learner.layer_settings()
 
     def _warn_of_slow_average(self, optimizer: Optimizer) -> None:
         """Warns if an average of iterates would still hold much of the initial values."""
@@ -312,6 +316,7 @@ class PrivateFit:
                 "trainable: a layer was frozen or added while fit runs, whose compiled step would "
                 "ignore it.\nChange layers between two fits, and call compile before the next."
             )
+        self._refuse_changed_layers()
         wanted = self.learner.steps_per_call()
         if self.steps_ahead < wanted and self._reservations.ledger_moved:
             self._plan_again()
@@ -322,6 +327,17 @@ class PrivateFit:
                 f"fit: all {self._done} steps that the budget allows have run."
             )
         return self._reservations.take(min(wanted, left), left)
+
+    def _refuse_changed_layers(self) -> None:
+        """Raises if a layer's setting changed, such as a rate of dropout."""
+        now = self.learner.layer_settings()
+        for (layer, name), before in self._layer_settings.items():
+            if now.get((layer, name), before) != before:
+                raise RuntimeError(
+                    f"{layer}.{name} was assigned while fit runs, whose compiled step has read it "
+                    "and would ignore the change.\nAssign it between two fits, and call compile "
+                    "before the next; the steps so far are kept."
+                )
 
     def _run(self, steps: int) -> None:
         """Runs reserved steps, and stops training after the last or where it diverges."""
