@@ -18,6 +18,7 @@ import json
 import logging
 import math
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -240,6 +241,7 @@ def write(path, done, arguments):
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     shown = command("private_checks.py", sys.argv[1:] if arguments is None else arguments)
+    shown = re.sub(r" --folder \S+", "", shown)
     result = {
         "command": shown,
         "machine": machine(),
@@ -249,7 +251,7 @@ def write(path, done, arguments):
         "table": table,
         "sets": done,
     }
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(result) + "\n")
     plot({cell: rows for cell, rows in table.items() if rows}, path.with_suffix(".png"))
 
 
