@@ -19,13 +19,16 @@ from tfp_dpvi.privacy import __main__ as privacy
 if TYPE_CHECKING:
     from tfp_dpvi.regressions import Regression
 
-# Exit codes: a result; a fault of the program; bad input, and nothing was spent; no budget left.
-DONE, FAULT, REFUSED, EXHAUSTED = range(4)
+# Exit codes, which the guide lists.
+DONE = 0
+FAULT = 1
+REFUSED = 2
+EXHAUSTED = 3
 
 _OF_PRIVACY = ("plan", "show")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     """Returns the parser of `tfp-dpvi`, without the arguments of `plan` and `show`."""
     parser = argparse.ArgumentParser(
         prog="tfp-dpvi",
@@ -111,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments and arguments[0] in _OF_PRIVACY:
         return privacy.main(arguments)
-    options = build_parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     run = {"fit": _fit, "synthesize": _synthesize, "rehearse": _rehearse, "report": _report}
     try:
         with _results_alone():
@@ -241,9 +244,9 @@ def _rehearse(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
     truth = {}
     for pair in options.truth:
-        name, equals, value = pair.rpartition("=")
-        if not (name and equals):
+        if "=" not in pair[1:]:
             raise ValueError(f"--truth {pair!r} must be NAME=VALUE, such as age=0.02.")
+        name, value = pair.rsplit("=", 1)
         truth[name] = float(value)
     rehearsal = rehearse_regression(
         options.formula,
