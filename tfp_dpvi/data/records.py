@@ -58,7 +58,7 @@ class Records:
     sample_weight: np.ndarray | None = dataclasses.field(repr=False)
     num: int
     units: Units | None = dataclasses.field(default=None, repr=False)
-    max_weight: float | None = None
+    max_weight: float | None = dataclasses.field(default=None, repr=False)
 
     @property
     def person(self) -> PersonUnit | None:
