@@ -617,11 +617,10 @@ class DPModel(Model):
             rows_beyond=rows_beyond,
             max_weight=max_weight,
         )
-        span, declared = range(initial_epoch, epochs), num_records is not None
+        span = range(initial_epoch, epochs)
         fitting.check_callbacks(self, compiled, users, validation, is_unsafe, span)
-        private = fitting.private_fit(
-            self, state, compiled, data, epochs=span, backup=backup, declared=declared
-        )
+        plan = {"epochs": span, "backup": backup, "declared": num_records is not None}
+        private = fitting.private_fit(self, state, compiled, data, **plan)
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)

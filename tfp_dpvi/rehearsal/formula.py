@@ -70,9 +70,9 @@ def rehearse_regression(
       delta: Its delta.
       truth: True values by the names of `Regression.summary`, in the units of the formula: the
         effect whose power is asked for, such as {"age": 0.02}. Coefficients that are not named are
-        at their prior means, the intercept and "sigma" at the typical values, "alpha" at 1, "nu" and
-        "kappa" at 10, "zero" at 0.2, and levels of groups are drawn. None draws everything from the priors, which are wide: such data
-        sets are often unlike any real ones.
+        at their prior means, the intercept and "sigma" at the typical values, "alpha" at 1, "nu"
+        and "kappa" at 10, "zero" at 0.2, and levels of groups are drawn. None draws everything from
+        the priors, which are wide: such data sets are often unlike any real ones.
       num: The number of data sets for each number of records and epsilon.
       public_data: A data set with public or invented covariates, whose rows are drawn with
         replacement; None for invented records of the schema.
