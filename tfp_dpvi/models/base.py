@@ -619,8 +619,10 @@ class DPModel(Model):
         )
         span = range(initial_epoch, epochs)
         fitting.check_callbacks(self, compiled, users, validation, is_unsafe, span)
-        plan = {"epochs": span, "backup": backup, "declared": num_records is not None}
-        private = fitting.private_fit(self, state, compiled, data, **plan)
+        is_public = num_records is not None
+        private = fitting.private_fit(
+            self, state, compiled, data, epochs=span, backup=backup, declared=is_public
+        )
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
