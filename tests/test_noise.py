@@ -35,6 +35,7 @@ OTHER_NORMALS = {
     "calibrated/diagonal.py": "public directions",
     "calibrated/whitening.py": "draws of scales given their release",
     "local.py": "outcomes of persons that a model simulates",
+    "regressions/population.py": "outcomes of a public population that the posterior predicts",
     "regressions/result.py": "outcomes that the posterior predicts",
     "calibrated/centred_fit.py": "standard inputs in place of public ones",
     "calibrated/hmc.py": "the momenta of HMC",

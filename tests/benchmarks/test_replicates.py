@@ -50,6 +50,7 @@ def by_scoring():
     return Made(likelihood, Replicates(method, num_draws=200)), prior, public
 
 
+@pytest.mark.slow
 def test_one_trace_serves_all_data_sets_and_none_depends_on_those_before(by_scoring):
     made, *_ = by_scoring
     first = made.replicates.fit(*data_set(0), seed=3)
@@ -77,6 +78,7 @@ def test_a_replicate_is_the_fit_of_a_model_with_the_same_seed(by_scoring):
     assert len(fit.warnings) == len(model.caveats)
 
 
+@pytest.mark.slow
 def test_the_pilots_fits_start_anew(by_scoring):
     made, prior, public = by_scoring
     x, y = data_set(0)

@@ -132,6 +132,7 @@ def test_neighbours_move_all_releases_by_no_more_than_is_stated():
     assert result.sums[1].presence > 0.99 * result.sums[1].stated
 
 
+@pytest.mark.slow
 def test_right_correlations_cover_and_wrong_ones_are_said():
     """If errors are normal, fewer than 46 of 60 intervals of 90 % cover in one of 1,000 runs."""
     generator = np.random.default_rng(5)

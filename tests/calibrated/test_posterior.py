@@ -273,6 +273,7 @@ def covered(clipping, num=60, simulates=False):
     return found
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth():
     """P(Binomial(26, 0.9) < 14) = 3e-7: the false alarm of a posterior that covers 0.9."""
     assert scipy.stats.binom.cdf(13, 26, 0.9) < 1e-6
@@ -506,6 +507,7 @@ def test_the_pilot_clips_about_the_median_length_of_a_pair(epsilon, share):
     assert found.fit_settings == {"batch_size": 1000, "epochs": 60}
 
 
+@pytest.mark.slow
 def test_the_pilot_takes_a_learning_rate_and_keeps_that_of_the_window():
     x = np.random.default_rng(0).normal(size=(50, WIDTH)).astype("float32")
     model, settings = (

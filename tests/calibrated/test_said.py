@@ -65,6 +65,7 @@ def test_hyperparameters_that_the_likelihood_does_not_read_are_no_fault():
     model.mechanism(data)
 
 
+@pytest.mark.slow
 def test_a_prior_without_moments_starts_near_its_median():
     """With the mean and standard deviation of Cauchy draws steps started hundreds away."""
     rng = np.random.default_rng(0)
@@ -169,6 +170,7 @@ def test_counts_that_vary_too_much_are_warned_of_and_others_are_not(size):
         assert checks.lack_of_fit > 0.2
 
 
+@pytest.mark.slow
 def test_the_components_of_a_mixture_start_apart_and_are_found():
     """At the prior's mean both components are alike: a saddle, which no step would leave."""
     rng = np.random.default_rng(3)

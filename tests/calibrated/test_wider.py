@@ -65,6 +65,7 @@ def z_scores(model, outcomes, sampling=1.0):
     return np.array(scores)
 
 
+@pytest.mark.slow
 def test_the_error_is_that_of_a_right_model(model):
     """200 scores: their root mean square is within six standard errors of 1.
 

@@ -25,6 +25,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_the_main_job_end_to_end(example, tmp_path, capsys, monkeypatch):
     """Five epochs reach 0.9 in practice; 0.8 leaves 114 test patients over 8 binomial deviations of room on the noise.
 

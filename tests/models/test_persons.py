@@ -364,6 +364,7 @@ def test_a_shared_latent_needs_persons():
 # ---------------------------------------------------------------------- one row a person
 
 
+@pytest.mark.slow
 def test_one_row_a_person_is_the_same_fit():
     """m = 1: the same steps, and the same posterior to the last digit."""
     x, y, ids = persons(num=60)

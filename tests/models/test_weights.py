@@ -181,6 +181,7 @@ def moments(model):
     return summary.columns["mean"], summary.columns["sd"]
 
 
+@pytest.mark.slow
 def test_equal_weights_give_the_posterior_without_weights():
     """Up to what float32 rounds on the way to it."""
     (mean, width), (other_mean, other_width) = (moments(fitted(kind)) for kind in ("equal", "none"))

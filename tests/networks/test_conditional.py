@@ -159,6 +159,7 @@ def test_it_learns_what_y_says(jit_compile):
 # ---------------------------------------------------------------------- what it gives back
 
 
+@pytest.mark.slow
 def test_what_comes_out_has_the_records_shape(model):
     assert model.encode(X[:3], Y[:3]).batch_shape == [3]
     assert model.decode(np.zeros([4, D], "float32"), Y[:4]).batch_shape == [4]

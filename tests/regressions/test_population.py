@@ -123,6 +123,7 @@ def fitted():
     return fit(everybody[chosen])
 
 
+@pytest.mark.slow
 def test_weighted_areas_are_those_of_the_population(tmp_path):
     """Within 5 deviations; the sample's own shares, of which those who work are oversampled, are not."""
     result = fitted()

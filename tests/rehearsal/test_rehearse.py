@@ -78,6 +78,7 @@ def test_it_predicts_the_widths_of_real_fits(both):
     assert np.median(widths) != pytest.approx(predicted[0.1], rel=0.15)
 
 
+@pytest.mark.slow
 def test_it_shows_power_and_curves_and_spends_nothing(both):
     model, rehearsal = both
     columns = rehearsal.columns(NUM, 1.0)
@@ -91,6 +92,7 @@ def test_it_shows_power_and_curves_and_spends_nothing(both):
     assert "1,000 records, epsilon 1, delta 1e-05: 7 simulated data sets" in str(rehearsal)
 
 
+@pytest.mark.slow
 def test_epsilons_share_data_sets_and_a_fit_does_not_depend_on_those_before(both):
     _, rehearsal = both
     rows = rehearsal.rows[NUM, 1.0]

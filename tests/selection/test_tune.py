@@ -79,6 +79,7 @@ def test_it_is_charged_once_within_the_budget_and_says_nothing_of_the_others(mon
     assert ledger.entries[-1].plan.sampling.name == "random_trials"
 
 
+@pytest.mark.slow
 def test_the_largest_score_is_chosen_and_failed_trials_never_are(monkeypatch):
     monkeypatch.setattr(_Trials, "run", made_up({"wide": -0.5, "narrow": None}))
     names = {tuned(PrivacyLedger(), mean_trials=50.0, seed=seed).name for seed in range(1, 4)}

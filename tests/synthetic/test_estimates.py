@@ -139,6 +139,7 @@ def check_coverage(*errors):
     return covered
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_population():
     covered = check_coverage(*simulated()[1:])
     assert np.all(covered <= 0.99), covered

@@ -97,6 +97,7 @@ def test_it_learns_the_table(fitted):
         assert synthetic[name] == pytest.approx(share, abs=0.06), name
 
 
+@pytest.mark.slow
 def test_samples_look_like_the_data(fitted):
     data, synthetic = make_data(), fitted.sample(50)
     assert list(synthetic) == list(data)

@@ -291,6 +291,14 @@ def _of_parameters(checks: ParameterChecks) -> list[CheckRow]:
             "posteriors that are too narrow",
         ),
         _worst(
+            "extent",
+            checks.names,
+            checks.extent,
+            limits.MOST_EXTENT,
+            "posteriors that reach beyond where scores are linear: few records, or a far start",
+            "a wrong likelihood",
+        ),
+        _worst(
             "shift",
             checks.names,
             checks.clear_shift,

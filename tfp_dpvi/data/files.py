@@ -122,12 +122,12 @@ class FileRecords(abc.ABC):
             except OSError as error:
                 raise ValueError(
                     f"The records could not be copied to folder={str(folder)!r} "
-                    f"({type(error).__name__}: {error.strerror}): pass folder= on another disk."
+                    f"({type(error).__name__}): pass folder= on another disk."
                 ) from None
             temporary = folder / f"{_META}.new"
             temporary.write_text(json.dumps(source))
             os.replace(temporary, meta)
-        maps = [np.load(folder / file, mmap_mode="r") for file in files]
+        maps = [np.load(folder / file, mmap_mode="r", allow_pickle=False) for file in files]
         return dict(tf.nest.pack_sequence_as(structure, maps))
 
     def _make_folder(self) -> pathlib.Path:
@@ -394,10 +394,10 @@ def _pyarrow() -> Any:
     try:
         import pyarrow
         import pyarrow.dataset
-    except ImportError as error:
+    except ImportError:
         raise ImportError(
             'Parquet needs pyarrow: pip install "tfp-dpvi[files]", or pip install pyarrow.'
-        ) from error
+        ) from None
     return pyarrow
 
 
@@ -422,7 +422,7 @@ def _arrow_dataset(path: Any) -> Any:
         raise ValueError(
             f"path={check.shown(path)} cannot be read as {formats.get(suffix, 'parquet')} "
             f"({type(error).__name__}): pass a file or folder of that format."
-        ) from error
+        ) from None
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
@@ -600,17 +600,17 @@ class HDF5(Copied):
         self._names = {"x": x, "y": y, "sample_weight": sample_weight}
         try:
             import h5py
-        except ImportError as error:
+        except ImportError:
             raise ImportError(
                 'HDF5 needs h5py: pip install "tfp-dpvi[files]", or pip install h5py.'
-            ) from error
+            ) from None
         try:
             self._file = h5py.File(self._path, "r")
         except OSError as error:
             raise ValueError(
                 f"path={self._path!r} cannot be read as HDF5 ({type(error).__name__}): pass an "
                 "HDF5 file."
-            ) from error
+            ) from None
         arrays = {name: self._dataset_of(name, part) for name, part in self._names.items()}
         super().__init__(**arrays, folder=folder, verbose=verbose)
 

@@ -20,7 +20,7 @@ from tfp_dpvi.callbacks import PrivateBackupAndRestore, StepsBar
 from tfp_dpvi.data import Data
 from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.gradients import StepSpec
-from tfp_dpvi.models import arguments, saving, trial
+from tfp_dpvi.models import arguments, saving, tried
 from tfp_dpvi.models.state import Compiled, FitReleases, State
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.training import Mechanism
@@ -88,7 +88,7 @@ def check_arguments(
             f"initial_epoch={initial_epoch} must be at least 0 and below epochs={epochs}."
         )
     refuse_keras_3("callbacks", callbacks)
-    trial.refuse_what_is_none(callbacks)
+    tried.refuse_what_is_none(callbacks)
     backups = (each for each in callbacks if isinstance(each, PrivateBackupAndRestore))
     return next(backups, None)
 
@@ -113,10 +113,10 @@ def check_callbacks(
     """
     target = compiled.target
     names = [] if validation is None else model.metrics_names
-    trial.try_callbacks(
+    tried.try_callbacks(
         callbacks,
         model.optimizer,
-        of_steps=trial.logs_of_steps(
+        of_steps=tried.logs_of_steps(
             [metric.name for metric in compiled.private_metrics],
             has_delta=target.delta is not None,
             calibrated=hasattr(model, "calibration"),
