@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -102,15 +103,29 @@ def test_a_value_outside_of_the_schema_is_refused_and_on_no_stream(case, capsys)
     assert spent(case) == 0
 
 
-def test_a_fault_hides_what_it_read(case, capsys, monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError(f"the record {SECRET}")
+def raise_error():
+    raise ValueError(f"the record {SECRET}")
 
-    monkeypatch.setattr("tfp_dpvi.regressions.regression", fail)
+
+def warn_of_record():
+    warnings.warn(f"the record {SECRET}", UserWarning, stacklevel=1)
+    raise RuntimeError(f"the record {SECRET}")
+
+
+@pytest.mark.parametrize("fail", [raise_error, warn_of_record, lambda: int(f"the record {SECRET}")])
+def test_what_others_say_of_a_record_is_on_no_stream(case, capsys, monkeypatch, fail):
+    monkeypatch.setattr("tfp_dpvi.regressions.regression", lambda *args, **kwargs: fail())
     assert cli.main(arguments(case)) == 1
     printed = capsys.readouterr()
     assert str(SECRET) not in printed.out + printed.err
-    assert "RuntimeError" in printed.err
+    assert "Error: please report it" in printed.err
+
+
+def test_a_conversion_in_the_librarys_own_line_is_no_refusal(case, capsys, monkeypatch):
+    # Written in C, it raises from a frame of this library.
+    monkeypatch.setattr("tfp_dpvi.cli.commands._folder", int)
+    assert cli.main(arguments(case, out=f"the record {SECRET}")) == 1
+    assert str(SECRET) not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

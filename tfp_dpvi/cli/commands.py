@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dis
 import json
 import math
 import pathlib
 import sys
+import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -121,9 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             text, values = run[options.command](options)
     except BudgetExhaustedError as error:
         return _failed(error, EXHAUSTED)
-    except (LedgerError, OSError, TypeError, ValueError, ImportError) as error:
-        return _failed(error, REFUSED)
-    except Exception as error:  # Its text may quote a record.
+    except Exception as error:
+        if _is_refusal(error):
+            return _failed(error, REFUSED)
         print(f"error: {type(error).__name__}: please report it.", file=sys.stderr)
         return FAULT
     print(json.dumps(values) if options.json else text)
@@ -135,13 +137,43 @@ def _failed(error: Exception, code: int) -> int:
     return code
 
 
+def _is_refusal(error: Exception) -> bool:
+    """Returns whether an error's text is this library's, or the system's about a file.
+
+    The text of another library's may quote a record.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return True
+    refusals = (LedgerError, OSError, TypeError, ValueError, ImportError)
+    *_, trace = _traces(error)
+    # A function written in C raises from the line that calls it, without the instruction.
+    raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return isinstance(error, refusals) and raised and _is_ours(trace.tb_frame)
+
+
+def _traces(error: Exception) -> Iterator[types.TracebackType]:
+    """Yields an error's places, the one that raised it last."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "tfp_dpvi"
+
+
 @contextlib.contextmanager
 def _results_alone() -> Iterator[None]:
     """Sends progress and warnings to stderr, so that stdout has the result alone."""
 
-    def show(message: Any, *place: Any, **more: Any) -> None:
+    def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
         del place, more
-        print(f"warning: {message}", file=sys.stderr)
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == "warnings":
+            frame = frame.f_back
+        known = frame is not None and _is_ours(frame)
+        print(f"warning: {message if known else category.__name__}", file=sys.stderr)
 
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -247,7 +279,10 @@ def _rehearse(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         if "=" not in pair[1:]:
             raise ValueError(f"--truth {pair!r} must be NAME=VALUE, such as age=0.02.")
         name, value = pair.rsplit("=", 1)
-        truth[name] = float(value)
+        try:
+            truth[name] = float(value)
+        except ValueError:
+            raise ValueError(f"--truth {pair!r}: {value!r} is no number.") from None
     rehearsal = rehearse_regression(
         options.formula,
         options.family,
