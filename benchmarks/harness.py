@@ -100,6 +100,37 @@ class Runner:
     repetitions: int | None = None
 
 
+def write_study(
+    script: str,
+    output: pathlib.Path,
+    arguments: Sequence[str] | None,
+    settings: dict[str, Any],
+    rows: Any,
+    sets: Any,
+) -> None:
+    """Writes a study's rows and data sets as JSON, with where and how they came to be.
+
+    Args:
+      script: The script's name.
+      output: The JSON file.
+      arguments: The script's arguments, by default those of the process.
+      settings: Of the study.
+      rows: Its summary.
+      sets: Its single data sets.
+    """
+    result = {
+        "command": command(script, sys.argv[1:] if arguments is None else arguments),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
+        "settings": settings,
+        "rows": rows,
+        "sets": sets,
+    }
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1, default=float) + "\n")
+
+
 def interleaved(
     makers: dict[str, Callable[[], Runner]],
     repetitions: int,

@@ -17,11 +17,10 @@ import json
 import logging
 import math
 import pathlib
-import sys
 import warnings
 
 import numpy as np
-from harness import command, commit, machine, versions
+from harness import write_study
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
@@ -328,17 +327,7 @@ def main(arguments=None):
 
 def write(options, arguments, settings, sets):
     rows = summarise(sets)
-    result = {
-        "command": command("persons.py", sys.argv[1:] if arguments is None else arguments),
-        "commit": commit(),
-        "machine": machine(),
-        "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
-        "settings": settings,
-        "rows": rows,
-        "sets": sets,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1, default=float) + "\n")
+    write_study("persons.py", options.output, arguments, settings, rows, sets)
     draw(rows, options.output.with_suffix(".png"))
 
 

@@ -16,12 +16,11 @@ import functools
 import json
 import logging
 import pathlib
-import sys
 import time
 import warnings
 
 import numpy as np
-from harness import command, commit, machine, versions
+from harness import write_study
 from replicates import Replicates, centred
 
 import tfp_dpvi as dpvi
@@ -268,17 +267,7 @@ def draw(rows, path):
 
 def write(options, arguments, settings, sets):
     rows = summarise(sets)
-    result = {
-        "command": command("weights.py", sys.argv[1:] if arguments is None else arguments),
-        "commit": commit(),
-        "machine": machine(),
-        "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
-        "settings": settings,
-        "rows": rows,
-        "sets": sets,
-    }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(result, indent=1, default=float) + "\n")
+    write_study("weights.py", options.output, arguments, settings, rows, sets)
     draw(rows, options.output.with_suffix(".png"))
 
 
