@@ -547,14 +547,20 @@ class Scoring:
         self._slope = Slope(shrink * information + prior, shrink)
 
     def _set_gain(self, gain: float, mechanism: Mechanism) -> None:
-        """Sets the share of a Newton step that a step makes, cut where noise would dominate."""
-        noise = self.size * mechanism.deviations[0] / mechanism.expected_batch_size
-        prior = np.trace(self.prior.whitened(self._coordinates.whitening)) / self.size
-        # Times a step's standard deviation, which a clip that bites makes larger.
-        width = self._slope.shrink / math.sqrt(prior)
-        nearest = min(_WANDER * width, _FARTHEST * self._slope.shrink)
-        most = 2.0 * (nearest / noise) ** 2 if noise else math.inf
-        self._gain.assign(min(gain, most) * np.linalg.inv(self._slope.per_record))
+        """Sets the share of a Newton step that a step makes, cut where noise would dominate.
+
+        It is cut in the directions in which steps would wander: a prior that determines one
+        direction alone, as that of an intercept far from the records, slows no other.
+        """
+        slope = self._slope.per_record
+        precisions, directions = np.linalg.eigh(self.prior.whitened(self._coordinates.whitening))
+        slopes = np.einsum("ij,ik,kj->j", directions, slope, directions)
+        noise = mechanism.deviations[0] / mechanism.expected_batch_size / slopes
+        widths = 1.0 / np.sqrt(np.maximum(precisions, np.finfo(float).tiny))
+        nearest = np.minimum(_WANDER * widths, _FARTHEST)
+        most = 2.0 * (nearest / np.maximum(noise, np.finfo(float).tiny)) ** 2
+        cut = (directions * np.minimum(gain, most)) @ directions.T
+        self._gain.assign(cut @ np.linalg.inv(slope))
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
@@ -564,8 +570,12 @@ class Scoring:
         if not trusted:
             curvatures = self.curvatures(accumulated, mechanism, blocks, _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
+        # Of the mean curvature: draws without information would lead back to a vague prior's mean.
+        slopes, variances = (
+            part.mean(axis=0, keepdims=True) for part in (curvatures.slopes, curvatures.variances)
+        )
         likelihood = LinearLikelihood.from_window(
-            curvatures.window, curvatures.slopes, curvatures.variances, np.arange(self.size)
+            curvatures.window, slopes, variances, np.arange(self.size)
         )
         precision = self.prior.whitened(whitening)
         mixture = exact_mixture(
