@@ -63,6 +63,7 @@ class Fits:
     def run(self, x, y, seed):
         """Makes the steps of a fit from the prior's mean, and returns the accumulators."""
         scoring, mechanism = self.scoring, self.mechanism
+        scoring.restart()
         scoring.theta.assign(scoring.prior.mean)
         records = {"x": tf.constant(x), "y": tf.constant(y)}
         state = initial_state(mechanism, 0, NUM_STEPS)

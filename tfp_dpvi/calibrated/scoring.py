@@ -24,6 +24,7 @@ from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.progress import Caution, Progress, Search
 from tfp_dpvi.calibrated.ranks import OutcomeRanks, Ranking, ranking_of
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
@@ -51,6 +52,9 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.vmap import weighted_sum
 from tfp_dpvi.training import Mechanism
 
+# The order of coordinates in W.
+_SCALE, _INTERCEPT = 0, 1
+_SLOPE = 2
 # Twins of outcomes with many values.
 NUM_TWINS = 4
 # Blocks of steps in public coordinates, and blocks before the window.
@@ -79,19 +83,12 @@ _FLATTENED = 0.5
 _LEAST_RESEMBLANCE = 0.9
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
-# Steps are judged by scores of so many times their noise: a longer score is gone back from, one
-# that turned is followed by shorter steps, and one that did not by longer ones.
-_CLEAR = 3.0
-_WORSE = 1.5
-_STRAIGHT = 0.5
-_LEAST_SHARE = 0.02
-# Steps that go on straight are far from their end, and no shorter than the first ones.
-_MOST_SHARE = 4.0
-_RECOVERY = 1.25
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
 _NUM_PRIOR_DRAWS = 4096
 _REFINEMENTS = 3
+# Standard deviations that the mean of draws may be off.
+_CHANCE = 3.0
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
 _BISECTIONS = 16
@@ -121,56 +118,6 @@ class Slope(NamedTuple):
 
     per_record: np.ndarray
     shrink: float
-
-
-class Caution:
-    """A trust region from released values: the last steps' scores say whether they were too long.
-
-    Attributes:
-      share: By how much a step is shorter than planned, or longer.
-    """
-
-    def __init__(self) -> None:
-        self.share = 1.0
-        self._sums: dict[str, np.ndarray] | None = None
-        self._last: tuple[np.ndarray, np.ndarray] | None = None
-
-    def released(self, sums: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mean score of a record since the last call, and where it was taken.
-
-        Args:
-          sums: The sums of steps, scores in whitened coordinates and parameters so far.
-        """
-        before = self._sums or {name: np.zeros_like(part) for name, part in sums.items()}
-        self._sums = sums
-        num = max(float(sums["steps"] - before["steps"]), 1.0)
-        score, place = ((sums[name] - before[name]) / num for name in ("gradient", "theta"))
-        return score, place
-
-    def judge(self, pull: np.ndarray, place: np.ndarray, noise: float) -> np.ndarray | None:
-        """Changes `share`, and returns the parameters to go back to, or None.
-
-        Args:
-          pull: The score with the prior's part at the last parameters, in whitened coordinates.
-          place: These parameters.
-          noise: The norm of the noise on `pull`.
-        """
-        last, self._last = self._last, (pull, place)
-        if last is None or min(np.linalg.norm(pull), np.linalg.norm(last[0])) < _CLEAR * noise:
-            self.share = min(max(1.0, self.share / _RECOVERY), _RECOVERY * self.share)
-            return None
-        before, here = np.linalg.norm(last[0]), np.linalg.norm(pull)
-        turn = float(pull @ last[0]) / (before * here)
-        # A score that grows on its way is that of a scale that shrinks.
-        if here > _WORSE * before and turn < 0.0:
-            self.share = max(self.share / 4.0, _LEAST_SHARE)
-            self._last = last
-            return last[1]
-        if turn < 0.0:
-            self.share = max(self.share / 2.0, _LEAST_SHARE)
-        elif turn > _STRAIGHT:
-            self.share = min(_MOST_SHARE, 1.5 * self.share)
-        return None
 
 
 class Scoring:
@@ -206,15 +153,10 @@ class Scoring:
         self._rest = tf.constant(middle, dtype)
         prior = NormalPrior.of_draws(draws[:, pairing.index])
         self.prior = dataclasses.replace(prior, mean=middle[pairing.index])
-        self._order = np.argsort(
-            np.concatenate(
-                [
-                    np.full(pairing.coordinates.sizes[part], pairing.coordinates.sizes[part] > 1)
-                    for part in pairing.parameters_read
-                ]
-            ),
-            kind="stable",
-        )
+        ranks = _ranks(pairing)
+        self._order = np.argsort(ranks, kind="stable")
+        # In W they come first, so that their coordinates move nothing else.
+        self._is_scale = np.sort(ranks) == _SCALE
         self.set_inputs(x)
         self.theta = tf.Variable(self.prior.mean, dtype=dtype, trainable=False, name="theta")
         square = np.eye(self.size)
@@ -222,6 +164,8 @@ class Scoring:
         self._weight_gain = tf.Variable(1.0, dtype=dtype, trainable=False, name="weight_gain")
         self._spread = tf.Variable(1.0, dtype=dtype, trainable=False, name="spread")
         self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
+        bounds = _unbounded(self.size)
+        self._bounds = tf.Variable(bounds, dtype=dtype, trainable=False, name="bounds")
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood, self.ranking = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
@@ -236,6 +180,8 @@ class Scoring:
         self._slope = Slope(square, 1.0)
         self._unlike: np.ndarray | None = None
         self._num_seen = 0
+        self._seen: dict[str, np.ndarray] | None = None
+        self._search = Search(self._is_scale, math.inf)
         self._caution = Caution()
 
     def _likelihood_at_start(self) -> tuple[tfd.Distribution, Ranking]:
@@ -357,6 +303,7 @@ class Scoring:
         away = self.theta - tf.constant(self.prior.mean, self.theta.dtype)
         pull = mean - tf.linalg.matvec(self._prior_pull, away)
         step = tf.linalg.matvec(self._gain, pull)
+        step = tf.clip_by_value(step, *tf.unstack(self._bounds))
         step *= self._longest / tf.maximum(tf.norm(step), self._longest)
         return tf.linalg.matvec(self._whitening, step, transpose_a=True)
 
@@ -393,6 +340,8 @@ class Scoring:
         public, window = self._ends(num_steps)
         if step == 0:
             self._unlike, self._num_seen = None, 0
+            self._seen = None
+            self._search = Search(self._is_scale, _noise_of(mechanism))
             self._caution = Caution()
             self._set_scale(WeightScale.at_start(len(self.scale.shares)))
         elif step <= window:
@@ -407,6 +356,12 @@ class Scoring:
         elif step == window:
             self._use_releases(accumulated, mechanism)
             self._widen_clip(accumulated, mechanism)
+        if self._search.is_on and step < public:
+            newton = np.linalg.inv(self._slope.per_record)
+            self._gain.assign(self._search.steps[:, None] * newton)
+            self._bounds.assign(self._search.bounds(newton @ self._search.pull))
+            return
+        self._bounds.assign(_unbounded(self.size))
         gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
@@ -487,17 +442,24 @@ class Scoring:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that releases.
         """
-        sums = {
-            name: np.asarray(part).sum(axis=0) for name, part in accumulated["curvature"].items()
-        }
-        whitening = self._coordinates.whitening
-        score, place = self._caution.released(sums)
-        prior = self.scale.ratio * self._prior_per_record()
-        pull = score - whitening @ prior @ (place - self.prior.mean)
-        noise = mechanism.deviations[0] / mechanism.expected_batch_size * math.sqrt(self.size)
-        back = self._caution.judge(pull, place, noise)
+        progress = self._progress(accumulated["curvature"], mechanism)
+        if self._search.is_on:
+            self._search.judge(progress)
+            return
+        back = self._caution.judge(progress)
         if back is not None:
             self.theta.assign(back)
+
+    def _progress(self, blocks: dict[str, np.ndarray], mechanism: Mechanism) -> Progress:
+        """Returns what was released since the last call."""
+        sums = {name: np.asarray(part).sum(axis=0) for name, part in blocks.items()}
+        before = self._seen or {name: np.zeros_like(part) for name, part in sums.items()}
+        self._seen = sums
+        num = max(float(sums["steps"] - before["steps"]), 1.0)
+        score, place = ((sums[name] - before[name]) / num for name in ("gradient", "theta"))
+        prior = self.scale.ratio * self._prior_per_record()
+        pull = score - self._coordinates.whitening @ prior @ (place - self.prior.mean)
+        return Progress(pull, place, _noise_of(mechanism) / math.sqrt(num))
 
     def _see_private_inputs(
         self, accumulated: dict[str, Any], mechanism: Mechanism, block: int
@@ -556,7 +518,7 @@ class Scoring:
         slope = self._slope.per_record
         precisions, directions = np.linalg.eigh(self.prior.whitened(self._coordinates.whitening))
         slopes = np.einsum("ij,ik,kj->j", directions, slope, directions)
-        noise = mechanism.deviations[0] / mechanism.expected_batch_size / slopes
+        noise = _noise_of(mechanism) / slopes
         widths = 1.0 / np.sqrt(np.maximum(precisions, np.finfo(float).tiny))
         nearest = np.minimum(_WANDER * widths, _FARTHEST)
         most = 2.0 * (nearest / np.maximum(noise, np.finfo(float).tiny)) ** 2
@@ -783,6 +745,30 @@ class Scoring:
         return squares_of(rows, self.clip.unit)
 
 
+def _noise_of(mechanism: Mechanism) -> float:
+    """Returns the standard deviation of the noise on a coordinate of a step's mean score."""
+    return float(mechanism.deviations[0] / mechanism.expected_batch_size)
+
+
+def _unbounded(size: int) -> np.ndarray:
+    """Returns bounds of a step that has none, shape [2, d]."""
+    return np.outer([-math.inf, math.inf], np.ones(size))
+
+
+def _ranks(pairing: Pairing) -> np.ndarray:
+    """Returns the ranks of coordinates in W, shape [d]: scales, intercepts, slopes.
+
+    So a shift or a scale of columns is a triangular change.
+    """
+    coordinates = pairing.coordinates
+    ranks = []
+    for part in pairing.parameters_read:
+        size = coordinates.sizes[part]
+        of_number = _INTERCEPT if coordinates.is_real(part) else _SCALE
+        ranks.append(np.full(size, _SLOPE if size > 1 else of_number))
+    return np.concatenate(ranks)
+
+
 def _middle(draws: np.ndarray, pairing: Pairing) -> np.ndarray:
     """Returns the mean of a prior, shape [D]: of its draws, without their error if it is normal.
 
@@ -801,7 +787,7 @@ def _middle(draws: np.ndarray, pairing: Pairing) -> np.ndarray:
             own = pairing.index[first : first + size]
             step = np.cov(draws[:, own].T).reshape(size, size) @ slopes[0, own]
             # A longer one is no error of draws: the prior is not normal.
-            if slopes[0, own] @ step < _CLEAR**2 * size / len(draws):
+            if slopes[0, own] @ step < _CHANCE**2 * size / len(draws):
                 moved[own] += step
             first += size
         middle = moved

@@ -1,0 +1,160 @@
+"""The length of scoring steps, from what the last ones released."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+# Steps are judged by scores of so many times their noise.
+_CLEAR = 3.0
+# A longer score is gone back from, one that turned is followed by shorter steps, and one that did
+# not by longer ones.
+_WORSE = 1.5
+_STRAIGHT = 0.5
+_LEAST_SHARE = 0.02
+# Steps that go on straight are far from their end, and no shorter than the first ones.
+_MOST_SHARE = 4.0
+_RECOVERY = 1.25
+# In the search, a score of at least this share of the last one did not come nearer, and is followed
+# by a step of twice as many Newton steps, up to so many.
+_NO_NEARER = 0.7
+_MOST_NEWTON = 8.0
+# A score that begins a search in one of many coordinates, over its noise, and one that goes on.
+_SURE = 4.0
+_GOES_ON = 1.5
+# From a noise of so many lengths of a score on, in each of d coordinates over sqrt(d), the score of
+# a scale that is far too large is not clear in these calls.
+_MOST_NOISE = 0.16
+# Of the planned step, twice the last one: the longest step forward and back.
+_MORE = 1.5
+_BACK = 0.25
+# Calls after which scores that stay hidden by the noise are no longer waited for.
+_PATIENCE = 3
+
+
+class Progress(NamedTuple):
+    """The releases of some steps, as far as the next ones depend on them.
+
+    Attributes:
+      pull: The mean score of a record with the prior's part, in whitened coordinates, shape [d].
+      place: The mean of the parameters, shape [d].
+      noise: The standard deviation of the noise on each coordinate of `pull`.
+    """
+
+    pull: np.ndarray
+    place: np.ndarray
+    noise: float
+
+
+class Search:
+    """The first steps, from a vague prior's mean: scales move, and nothing else.
+
+    A scale may be a thousand times too large there. Its score is clear, and is followed in ever
+    longer steps. A step in the other coordinates would be noise in units of that scale, from which
+    there is no way back. The search ends where no scale's score goes straight on.
+
+    Args:
+      is_scale: Whether a coordinate is that of a positive parameter alone, shape [d].
+      noise: The standard deviation of the noise on a coordinate of a score. Where it would hide
+        that of a scale which is far too large, there is no search.
+
+    Attributes:
+      is_on: Whether some scale still goes straight on.
+      steps: Newton steps to make in each coordinate, shape [d].
+      pull: The last score, which these steps are meant for, shape [d].
+    """
+
+    def __init__(self, is_scale: np.ndarray, noise: float) -> None:
+        self._is_scale = is_scale
+        self.is_on = bool(is_scale.any() and noise * math.sqrt(len(is_scale)) < _MOST_NOISE)
+        self.steps = np.zeros(len(is_scale))
+        self.pull = np.zeros(len(is_scale))
+        self._seen: list[np.ndarray] = []
+        self._direction = np.zeros(len(is_scale))
+        self._hidden = np.zeros(len(is_scale), bool)
+
+    def judge(self, progress: Progress) -> None:
+        """Sets `steps` and `is_on`.
+
+        Args:
+          progress: Of the last steps.
+        """
+        if not self.steps.any():
+            self._begin(progress)
+            return
+        last, self.pull = self.pull, progress.pull
+        forward = np.where(self.steps > 0.0, self._direction * self.pull, 0.0)
+        # A score that was clear need not be as clear again, and once it may be hidden.
+        goes_on = forward > _GOES_ON * progress.noise
+        hidden = (self.steps > 0.0) & (np.abs(forward) <= _GOES_ON * progress.noise)
+        self._hidden, waits = hidden, hidden & ~self._hidden
+        is_no_nearer = goes_on & (forward > _NO_NEARER * np.abs(last))
+        is_clear = goes_on | self._is_clear(_SURE * progress.noise)
+        longer = np.minimum(2.0 * self.steps, _MOST_NEWTON)
+        self.steps = np.where(is_no_nearer, longer, np.where(is_clear | waits, 1.0, 0.0))
+        self._direction = np.where(is_clear, np.sign(self.pull), self._direction)
+        self.is_on = bool((goes_on | waits).any())
+
+    def _begin(self, progress: Progress) -> None:
+        """Looks for clear scores where the parameters start, over a few calls."""
+        self._seen.append(progress.pull)
+        num = len(self._seen)
+        self.pull = np.mean(self._seen, axis=0)
+        is_clear = self._is_clear(_SURE * progress.noise / math.sqrt(num))
+        self.steps = np.where(is_clear, 1.0, 0.0)
+        self._direction = np.sign(self.pull)
+        self.is_on = bool(is_clear.any()) or num < _PATIENCE
+
+    def _is_clear(self, least: float) -> np.ndarray:
+        clear: np.ndarray = self._is_scale & (np.abs(self.pull) > least)
+        return clear
+
+    def bounds(self, newton: np.ndarray) -> np.ndarray:
+        """Returns the least and the largest change of each coordinate in the next step, [2, d].
+
+        Its score may have turned: a step back is no longer than half of the last one.
+
+        Args:
+          newton: The Newton step for `pull`, shape [d].
+        """
+        planned = self.steps * newton
+        return np.sort([_MORE * planned, -_BACK * planned], axis=0)
+
+
+class Caution:
+    """A trust region from released values: the last steps' scores say whether they were too long.
+
+    Attributes:
+      share: By how much a step is shorter than planned, or longer.
+    """
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self._last: Progress | None = None
+
+    def judge(self, progress: Progress) -> np.ndarray | None:
+        """Changes `share`, and returns the parameters to go back to, or None.
+
+        Args:
+          progress: Of the last steps.
+        """
+        last, self._last = self._last, progress
+        here = float(np.linalg.norm(progress.pull))
+        before = 0.0 if last is None else float(np.linalg.norm(last.pull))
+        hidden = _CLEAR * progress.noise * math.sqrt(len(progress.pull))
+        if last is None or min(here, before) < hidden:
+            self.share = min(max(1.0, self.share / _RECOVERY), _RECOVERY * self.share)
+            return None
+        turn = float(progress.pull @ last.pull) / (before * here)
+        # A score that grows on its way is that of a scale that shrinks.
+        if here > _WORSE * before and turn < 0.0:
+            self.share = max(self.share / 4.0, _LEAST_SHARE)
+            self._last = last
+            return last.place
+        if turn < 0.0:
+            self.share = max(self.share / 2.0, _LEAST_SHARE)
+        elif turn > _STRAIGHT:
+            self.share = min(_MOST_SHARE, 1.5 * self.share)
+        return None
