@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import importlib
 import os
 import random
 import resource
@@ -20,9 +21,6 @@ import types
 
 import hypothesis
 import pytest
-
-from tfp_dpvi import _random
-from tfp_dpvi._tf import keras
 
 SEED = os.environ.get("TFP_DPVI_TEST_SEED", "0")
 hypothesis.settings.register_profile(
@@ -88,6 +86,10 @@ class Costs:
 
 def pytest_configure(config):
     config.pluginmanager.register(Costs(), "costs")
+    runs_tests = not config.getoption("numprocesses", 0) or hasattr(config, "workerinput")
+    if runs_tests:
+        # Before any test file imports TensorFlow. The process that starts workers needs none of it.
+        importlib.import_module("tfp_dpvi._tf")
 
 
 def pytest_report_header():
@@ -104,6 +106,9 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Before a test's fixtures are made: `os.urandom`, which keys come from, is the test's own."""
+    from tfp_dpvi import _random
+    from tfp_dpvi._tf import keras
+
     stream = random.Random(f"{SEED} {item.nodeid}")
     keras.utils.set_random_seed(stream.getrandbits(31))
     _random.os = types.SimpleNamespace(urandom=stream.randbytes)

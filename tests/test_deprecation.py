@@ -146,4 +146,6 @@ def test_a_file_of_an_old_version_loads_without_a_warning(name):
     command = [sys.executable, "-c", code, str(path)]
     folder = pathlib.Path(__file__).parent
     places = os.pathsep.join(map(str, [folder.parent, folder]))
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": places}, check=True)
+    # Without importing Keras 3.
+    environment = {"PYTHONPATH": places, "TF_USE_LEGACY_KERAS": "1"}
+    subprocess.run(command, env={**os.environ, **environment}, check=True)

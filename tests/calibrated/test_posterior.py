@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -488,6 +489,23 @@ def test_coordinates_go_there_and_back(make):
     np.testing.assert_allclose(
         coordinates.log_prior(vector), made.log_prob(params) + volume, rtol=1e-4
     )
+
+
+def test_a_prior_is_traced_once_for_few_points_of_any_number():
+    """Each point's value and gradient are its own."""
+    coordinates = Coordinates(tfd.Sample(tfd.Normal(1.0, 2.0), 2))
+    points = np.random.default_rng(0).normal(size=(5, 2))
+    with mock.patch.object(
+        Coordinates, "log_prior", autospec=True, side_effect=Coordinates.log_prior
+    ) as traced:
+        values, gradients = coordinates.log_density(points)
+        for num in (1, 4, 16):
+            chosen = np.resize(points, (num, 2))
+            value, gradient = coordinates.log_density(chosen)
+            np.testing.assert_allclose(value, np.resize(values, num), rtol=1e-6)
+            np.testing.assert_allclose(gradient, np.resize(gradients, (num, 2)), rtol=1e-6)
+        assert traced.call_count == 1
+    np.testing.assert_allclose(gradients, (1.0 - points) / 4.0, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [slow(0.1, 1.0), (8.0, 2.0)])

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.scoring import Fits
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.bayes.checks import fall
@@ -148,21 +149,31 @@ def test_a_backup_that_would_lose_the_coordinates_is_refused(tmp_path):
     assert model.privacy_ledger.num_releases == 0
 
 
+@pytest.fixture(scope="module")
+def counts():
+    """Fits of a Poisson regression: one trace for all data sets."""
+    x = np.zeros(2000, "float32")
+    prior = tfd.JointDistributionNamed({"b": tfd.Normal(0.0, 1.0), "w": tfd.Normal(0.0, 1.0)})
+    inputs = np.random.default_rng(1).normal(size=300).astype("float32")
+    return Fits(
+        prior,
+        lambda p, x: tfd.Poisson(log_rate=p["b"] + p["w"] * x),
+        x,
+        x,
+        inputs,
+        epsilon=3.0,
+    )
+
+
 @pytest.mark.parametrize("size", [1.0, math.inf])
-def test_counts_that_vary_too_much_are_warned_of_and_others_are_not(size):
+def test_counts_that_vary_too_much_are_warned_of_and_others_are_not(counts, size):
     """One fit each: 4.5 standard deviations of the noise, so a false alarm in 1 of 10^5."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=2000).astype("float32")
     means = np.exp(0.7 + 0.4 * x)
     rates = means if math.isinf(size) else rng.gamma(size, means / size)
-    prior = tfd.JointDistributionNamed({"b": tfd.Normal(0.0, 1.0), "w": tfd.Normal(0.0, 1.0)})
-    model = scored(
-        prior,
-        lambda p, x: tfd.Poisson(log_rate=p["b"] + p["w"] * x),
-        x,
-        rng.poisson(rates).astype("float32"),
-    )
-    checks = model.posterior_summary().checks
+    y = rng.poisson(rates).astype("float32")
+    checks = counts.posterior(counts.run(x, y, seed=1)).checks
     said = [sentence for sentence in checks.warnings if "scores vary" in sentence]
     assert len(said) == (0 if math.isinf(size) else 1)
     if said:

@@ -474,7 +474,8 @@ def test_other_units_change_no_whitened_score(name):
         np.testing.assert_allclose(moved, part, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", quick_families("normal"))
+@pytest.mark.slow  # Of the same factor: whole fits in powers of two, scores in any units.
+@pytest.mark.parametrize("name", FAMILIES)
 def test_other_units_change_no_posterior(name):
     """In float32: means within .05 of a standard deviation, these within 3 %, and the warnings."""
     family, units = FAMILIES[name], other_units(name)
@@ -517,7 +518,7 @@ def without_noise():
     return mock.patch.object(LinearLikelihood, "from_window", staticmethod(exact))
 
 
-@pytest.mark.parametrize("num_sets", [7, slow(16)])
+@pytest.mark.parametrize("num_sets", [5, slow(16)])
 def test_intervals_in_dollars_cover(num_sets):
     """About nine of ten intervals of 90 % do, and truths are not too many sds away.
 

@@ -239,15 +239,25 @@ def test_an_hdf5_dataset_is_streamed(tmp_path, monkeypatch):
     assert made.privacy_ledger.num_releases == 3
 
 
+@pytest.fixture(scope="module")
+def linear():
+    """A model that was fitted to arrays."""
+    prior = tfd.Sample(tfd.Normal(0.0, 1.0), D)
+    made = dpvi.DPVI(
+        prior, lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0), seed=1, clipping="flat"
+    )
+    made.compile(adam(1.0), delta=1e-5, jit_compile=False)
+    made.fit(X, Y.astype("float32"), batch_size=50, verbose=0)
+    return made
+
+
 @pytest.mark.parametrize("kind", ["source", "lazy", "memmap"])
-def test_what_is_too_large_is_predicted_and_evaluated_by_batches(kind, tmp_path, monkeypatch):
+def test_what_is_too_large_is_predicted_and_evaluated_by_batches(
+    kind, linear, tmp_path, monkeypatch
+):
     """With what `fit` streams by default; Keras would read a memory map whole."""
     make = {"source": Rows, "lazy": Lazy, "memmap": lambda rows: memmap(tmp_path, rows)}[kind]
-    prior = tfd.Sample(tfd.Normal(0.0, 1.0), D)
-    made = dpvi.DPVI(prior, lambda w, x: tfd.Normal(tf.linalg.matvec(x, w), 1.0), seed=1)
-    made.compile(adam(1.0), delta=1e-5, jit_compile=False)
-    y = Y.astype("float32")
-    made.fit(X, y, batch_size=50, verbose=0)
+    made, y = linear, Y.astype("float32")
     options = {"sample_weight": np.linspace(0.0, 2.0, N), "verbose": 0}
     predicted, evaluated = made.predict(X), made.evaluate(X, y, **options)
 

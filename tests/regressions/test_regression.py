@@ -127,7 +127,12 @@ def test_bad_input_is_named_in_two_lines_and_nothing_is_spent(change, message):
 
 def test_priors_in_the_users_units_reach_the_model():
     """With next to no budget the posterior is the prior."""
-    result = fit("poisson", epsilon=0.01, priors={"age": (0.5, 0.001), "ward": (1.0, 0.01)})
+    data = simulated("bernoulli", num=400)
+    schema = Schema({"y": OUTCOMES["bernoulli"], "age": COLUMNS["age"], "ward": COLUMNS["ward"]})
+    priors = {"age": (0.5, 0.001), "ward": (1.0, 0.01)}
+    result = dpvi.regression(
+        "y ~ age + ward", data, "bernoulli", schema, epsilon=0.01, delta=1e-5, seed=2, priors=priors
+    )
     table = result.summary()
     assert table.loc["age", "mean"] == pytest.approx(0.5, abs=0.005)
     assert table.loc["ward[B]", "mean"] == pytest.approx(1.0, abs=0.05)
