@@ -90,7 +90,7 @@ test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new ran
 		$(RUN_TESTS) -m slow --timeout 1800 $(PYTEST_ARGS)
 
 .PHONY: audit
-audit: $(STAMP) ## Plant 20 faults and more in the private step: each must be found, and the clean step pass
+audit: $(STAMP) ## Plant 24 faults in the private step: each must be found, and the clean step pass
 	$(BIN)/python .ci/audit.py
 
 .PHONY: studies
