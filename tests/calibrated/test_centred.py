@@ -23,6 +23,7 @@ from tfp_dpvi.calibrated.centred import (
     centred_releases,
 )
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
+from tfp_dpvi.calibrated.ranks import Ranking
 from tfp_dpvi.calibrated.scores import ModelScores
 from tfp_dpvi.calibrated.whitening import ReleasedSums, SimulatedMoments, draw_curvatures
 from tfp_dpvi.calibrated.wider import SimulatedWider
@@ -377,6 +378,7 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
         num_records=NUM,
         clip=1.0,
         num_twins=share_twins,
+        ranking=Ranking((), False),
         trusted=trusted,
         halves=(np.zeros(2), np.zeros(2)),
         half_variance=4.0,

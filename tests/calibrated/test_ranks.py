@@ -8,9 +8,19 @@ import scipy.stats
 import tensorflow as tf
 
 from tfp_dpvi._tf import tfd
-from tfp_dpvi.calibrated.ranks import OutcomeRanks, ReleasedRanks, centred_ranks, num_orders
+from tfp_dpvi.calibrated.ranks import (
+    OutcomeRanks,
+    Ranking,
+    ReleasedRanks,
+    centred_bins,
+    centred_ranks,
+    ranking_of,
+)
 
 TWINS = 4
+UNIFORM = (TWINS + 1) * (1.0 / (TWINS + 1),)
+DENSITIES = Ranking((UNIFORM,), False)
+WITH_VALUES = Ranking((UNIFORM, UNIFORM), False)
 
 
 def test_ranks_and_shared_ranks():
@@ -27,7 +37,7 @@ def test_every_term_has_the_stated_bound_and_some_reach_it():
         list(itertools.product([0.0, 1.0, np.inf, np.nan], repeat=TWINS + 1)), "float32"
     )
     own = centred_ranks(tf.constant(logs), 1.0).numpy()[:, 0]
-    stated = OutcomeRanks(TWINS, 1).sensitivity
+    stated = OutcomeRanks(DENSITIES).sensitivity
     finite = np.isfinite(logs).all(axis=1)
     norms = np.linalg.norm(own[finite], axis=1)
     assert np.max(norms) == pytest.approx(stated.add_or_remove, rel=1e-6)
@@ -52,7 +62,7 @@ def test_the_covariance_is_that_of_outcomes_with_twins_of_their_own():
         total = total + generator.normal(size=TWINS + 1)
         slope = np.zeros([TWINS + 1, 1])
         released = [
-            ReleasedRanks(total, 1.0, num, shared, slope, 1).p_value(np.zeros(1), np.eye(1))
+            ReleasedRanks(DENSITIES, total, 1.0, num, shared, slope).p_value(np.zeros(1), np.eye(1))
             for shared in (steps, 10**9)
         ]
         p_values.append(released[0])
@@ -83,7 +93,7 @@ def test_an_error_of_the_parameters_moves_ranks_by_the_slope():
     np.testing.assert_array_less(
         np.abs(own.mean(axis=0) - small * slope), 6.0 * deviations + 0.05 * np.abs(small * slope)
     )
-    released = ReleasedRanks(num * own.mean(axis=0), 1.0, num, 1, slope[:, None], 1)
+    released = ReleasedRanks(DENSITIES, num * own.mean(axis=0), 1.0, num, 1, slope[:, None])
     assert released.p_value(np.array([small]), 1e-12 * np.eye(1)) > 1e-6
     assert released.p_value(np.zeros(1), 1e-12 * np.eye(1)) < 1e-6
 
@@ -96,7 +106,7 @@ def test_heavy_tails_are_seen_where_a_scale_absorbs_their_variance():
     logs = -(np.concatenate([outcome, twins], axis=1) ** 2) / 2.0
     total = np.sum(centred_ranks(tf.constant(logs), 1.0).numpy()[:, 0], axis=0)
     total = total + 25.0 * generator.normal(size=TWINS + 1)
-    released = ReleasedRanks(total, 25.0, num, 100, np.zeros([TWINS + 1, 1]), 1)
+    released = ReleasedRanks(DENSITIES, total, 25.0, num, 100, np.zeros([TWINS + 1, 1]))
     assert released.p_value(np.zeros(1), np.eye(1)) < 1e-4
 
 
@@ -112,10 +122,59 @@ def test_skewed_outcomes_are_seen_by_their_own_order_alone():
         for order, least in zip(orders, (1.0, 0.0), strict=True)
     ]
     total = np.concatenate(sums) + 25.0 * generator.normal(size=2 * (TWINS + 1))
-    released = ReleasedRanks(total, 25.0, num, 100, np.zeros([2 * (TWINS + 1), 1]), 2)
+    released = ReleasedRanks(WITH_VALUES, total, 25.0, num, 100, np.zeros([2 * (TWINS + 1), 1]))
     assert released.p_value(np.zeros(1), np.eye(1)) < 1e-6
-    stated = OutcomeRanks(TWINS, 2).sensitivity
+    stated = OutcomeRanks(WITH_VALUES).sensitivity
     assert stated.add_or_remove == pytest.approx(np.sqrt(2.0 * TWINS / (TWINS + 1.0)))
     assert stated.replace == 2.0
-    assert num_orders(tfd.Poisson(tf.ones([3]))) == 2
-    assert num_orders(tfd.MultivariateNormalDiag(tf.zeros([3, 2]))) == 1
+    assert ranking_of(tfd.Poisson(tf.ones([3])), TWINS) == WITH_VALUES
+    assert ranking_of(tfd.MultivariateNormalDiag(tf.zeros([3, 2])), TWINS) == DENSITIES
+
+
+LAWS = {
+    "normal": lambda: tfd.Normal(tf.zeros([2]), 2.0),
+    "student": lambda: tfd.StudentT(4.0, tf.zeros([2]), 2.0),
+    "gamma": lambda: tfd.Gamma([0.5, 3.0], 1e-3),
+    "lognormal": lambda: tfd.LogNormal(tf.zeros([2]), 2.0),
+    "beta": lambda: tfd.Beta([0.5, 3.0], 2.0),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_outcomes_of_a_right_model_have_the_bins_probabilities(name):
+    """Chi square at 1e-6 for each of five laws; half a scale more is seen."""
+    law = LAWS[name]()
+    ranking = ranking_of(law, TWINS)
+    assert ranking.is_exact
+    num = 20_000
+    for factor, is_right in ((1.0, True), (1.5, False)):
+        outcomes = factor * tf.transpose(law.sample(num, seed=[1, 2]))
+        centred = centred_bins(law, outcomes).numpy()
+        for sums in centred.sum(axis=1):
+            variance = num * (np.diag(ranking.probabilities[0]))
+            p_value = scipy.stats.chi2.sf(sums @ np.linalg.solve(variance, sums), len(sums) - 1)
+            assert (p_value > 1e-6) == is_right
+
+
+def test_every_bin_has_the_stated_bound_and_the_rarest_reaches_it():
+    law = tfd.Normal(tf.zeros([1]), 1.0)
+    values = [-np.inf, -9.0, -1.5, -0.1, 0.1, 1.5, 9.0, np.inf, np.nan]
+    own = centred_bins(law, tf.constant([values], "float32")).numpy()[0]
+    stated = OutcomeRanks(ranking_of(law, TWINS)).sensitivity
+    assert np.linalg.norm(own, axis=1).max() == pytest.approx(stated.add_or_remove, rel=1e-6)
+    away = np.linalg.norm(own[:, None] - own, axis=2)
+    assert away.max() == pytest.approx(stated.replace, rel=1e-6)
+    assert len(np.unique(own, axis=0)) == 6
+
+
+def test_a_skewed_outcome_whose_bulk_looks_normal_is_seen_in_few_records():
+    """As earnings: 1,200 lognormals, whose scale and place were fitted to the bulk."""
+    generator = np.random.default_rng(4)
+    num = 1200
+    outcomes = np.exp(0.8 * generator.normal(size=[1, num])).astype("float32")
+    law = tfd.Normal(tf.constant([1.05]), 0.75)
+    ranking = ranking_of(law, TWINS)
+    total = centred_bins(law, outcomes).numpy()[0].sum(axis=0)
+    total = total + 20.0 * generator.normal(size=len(total))
+    released = ReleasedRanks(ranking, total, 20.0, num, 100, np.zeros([len(total), 1]))
+    assert released.p_value(np.zeros(1), np.eye(1)) < 1e-3

@@ -10,6 +10,7 @@ from tfp_dpvi._tf import function_of_model
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated import scores
 from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.ranks import Ranking
 from tfp_dpvi.data import make_records
 
 tfd = tfp.distributions
@@ -53,6 +54,7 @@ def scores_of(likelihood):
             tf.constant([3, 4], tf.int64),
             bound=0.7,
             num_twins=3,
+            ranking=Ranking((4 * (0.25,),), False),
         )
 
     return function_of_model(of_records)({"x": tf.constant(x), "y": tf.constant(y)})

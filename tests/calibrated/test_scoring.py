@@ -100,7 +100,7 @@ def adversarial():
 def sums_of_batch(name):
     """Compiled: x, y, mask -> the clipped sum and each record's values, at fixed random numbers.
 
-    It comes with the variable of the parameters.
+    It comes with the scoring steps.
     """
     prior, likelihood = LIKELIHOODS[name]
     x, y = ordinary()
@@ -113,10 +113,10 @@ def sums_of_batch(name):
         total, each = step.clipped_sum({"x": x, "y": y}, mask, tf.constant([5, 6], tf.int64))
         return total.tensors, each
 
-    return run, scoring.theta
+    return run, scoring
 
 
-def check_record_bounds(each, what):
+def check_record_bounds(each, ranking, what):
     """What contract 3 states of each record, and zeros of those that do not count."""
     slack = 1.0 + 1e-5
     psi = np.asarray(each.gradients[0], np.float64)
@@ -130,7 +130,7 @@ def check_record_bounds(each, what):
     assert scale.max() <= 3.0 * slack, what
     assert np.abs(lack_of_fit).max() <= slack, what
     if ranks.shape[1]:  # None where outcomes are enumerated.
-        stated = OutcomeRanks(4, ranks.shape[1] // 5).sensitivity.add_or_remove
+        stated = OutcomeRanks(ranking).sensitivity.add_or_remove
         assert np.linalg.norm(ranks, axis=1).max() <= stated * slack, what
     assert np.linalg.norm(wider, axis=1).max() <= WIDER * slack, what
     dropped = ~each.kept.numpy()
@@ -150,11 +150,11 @@ def test_no_record_passes_the_bounds(name, theta):
     Where all parameters are zero, records of any length have ordinary twins.
     """
     x, y = adversarial()
-    run, variable = sums_of_batch(name)
-    variable.assign(tf.fill(variable.shape, theta))
+    run, scoring = sums_of_batch(name)
+    scoring.theta.assign(tf.fill(scoring.theta.shape, theta))
     mask = np.arange(len(x)) % 11 != 0
     (total,), each = run(x, y, mask)
-    check_record_bounds(each, name)
+    check_record_bounds(each, scoring.ranking, name)
     assert np.isfinite(total).all()
     kept = each.kept.numpy()
     assert not kept[~mask].any()

@@ -73,8 +73,8 @@ class Checks:
       lack_of_fit: By how much clipped scores vary more than the likelihood says, relative to that;
         NaN for the paired clip.
       lack_of_fit_z: The same in standard deviations, of noise, outcomes and parameters.
-      ranks: p-value of the ranks of outcomes and their densities among twins, which are uneven if
-        tails, peak or symmetry of the likelihood are wrong; NaN without twins.
+      ranks: p-value of where outcomes lie under the likelihood, which is uneven if its tails, peak
+        or symmetry are wrong; NaN if outcomes are enumerated.
       weight_variation: The squared coefficient of variation of survey weights, Kish's design effect
         less 1; NaN without weights.
       cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
@@ -150,7 +150,8 @@ class Checks:
         elif "ranks" in failed:
             sentences.append(
                 "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
-                f"{self.ranks:.1g}); for numbers try tfd.StudentT, or a scale that depends on x"
+                f"{self.ranks:.1g}); for numbers try their logarithm, tfd.StudentT, or a scale "
+                "that depends on x"
             )
         if self.cut - CLEAR_CUT * self.cut_noise > MOST_CUT:
             sentences.append(

@@ -1,9 +1,12 @@
-"""Ranks of records' outcomes among their twins: whether the likelihood has the right shape.
+"""Ranks of records' outcomes under the model: whether the likelihood has the right shape.
 
-If the model is right, the density of a record's outcome has a uniform rank among those of its
-twins, for every distribution of x. Heavier tails put records first, and a sharper peak last. So has
-an outcome that is a number, which skewed outcomes have not. What a fitted scale absorbs of the lack
-of fit, ranks still show.
+If the model is right, the probability of a smaller outcome is uniform for every distribution of x
+(the probability integral transform). A likelihood on the real line with a `cdf` gives it exactly:
+records are counted in bins, narrow ones in the tails, where a wrong shape is seen best.
+
+Of others, ranks among twins are uniform. So is the rank of the outcome's density: heavier tails put
+records first, and a sharper peak last. What a fitted scale absorbs of the lack of fit, ranks still
+show.
 """
 
 from __future__ import annotations
@@ -19,15 +22,87 @@ from tfp_dpvi.calibrated.centred import BlockSums
 from tfp_dpvi.privacy import Sensitivity
 
 # Squared noise multiplier over the gradient's.
-_NOISE = 15.0
+_NOISE = 10.0
 # What rounding may do, relatively.
 _TIE = 1e-5
 
 
-def num_orders(likelihood: tfd.Distribution) -> int:
-    """Returns by how many orders outcomes are ranked: density and, of numbers, their own."""
+# Of the bins of a probability integral transform.
+_EDGES = (0.0, 0.03, 0.15, 0.5, 0.85, 0.97, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranking:
+    """The bins in which outcomes are counted.
+
+    Attributes:
+      probabilities: For each order of outcomes the probability of each of its bins.
+      is_exact: Whether a `cdf` gives the rank, and not twins.
+    """
+
+    probabilities: tuple[tuple[float, ...], ...]
+    is_exact: bool
+
+    @property
+    def size(self) -> int:
+        """The number of bins."""
+        return sum(map(len, self.probabilities))
+
+    @property
+    def sensitivity(self) -> Sensitivity:
+        """The sensitivity of a sum over records, see `OutcomeRanks`."""
+        # In the farthest corner of the simplex lies the least probable bin.
+        squares = [
+            1.0 - 2.0 * min(each) + sum(part**2 for part in each) for each in self.probabilities
+        ]
+        return Sensitivity(math.sqrt(sum(squares)), math.sqrt(2.0 * len(squares)))
+
+
+def ranking_of(likelihood: tfd.Distribution, num_twins: int) -> Ranking:
+    """Returns how outcomes of a likelihood are ranked.
+
+    Args:
+      likelihood: The likelihood, traced or not.
+      num_twins: The number K of twins of those without a usable `cdf`.
+    """
+    if _has_cdf(likelihood):
+        return Ranking((tuple(np.diff(_EDGES).tolist()),), True)
     shape = likelihood.event_shape
-    return 2 if isinstance(shape, tf.TensorShape) and shape.rank == 0 else 1
+    # By density and, of numbers, by value.
+    orders = 2 if isinstance(shape, tf.TensorShape) and shape.rank == 0 else 1
+    uniform = (num_twins + 1) * (1.0 / (num_twins + 1),)
+    return Ranking(orders * (uniform,), False)
+
+
+def _has_cdf(likelihood: tfd.Distribution) -> bool:
+    """Returns whether a distribution is continuous on the real line, with a `cdf`."""
+    shape = likelihood.event_shape
+    is_number = isinstance(shape, tf.TensorShape) and shape.rank == 0
+    # Discrete ones are never reparameterised, and their bins would need shares.
+    if not is_number or likelihood.reparameterization_type != tfd.FULLY_REPARAMETERIZED:
+        return False
+    try:
+        likelihood.cdf(tf.zeros([], likelihood.dtype))
+    except NotImplementedError:
+        return False
+    return True
+
+
+def centred_bins(distribution: tfd.Distribution, outcomes: tf.Tensor) -> tf.Tensor:
+    """Returns 1 in the bin of each outcome's `cdf` and else 0, less the bin's probability.
+
+    Args:
+      distribution: The likelihood of n records.
+      outcomes: J outcomes of each, shape [n, J].
+
+    Returns:
+      Shape [n, J, bins]; where the `cdf` is not a number the last bin's.
+    """
+    place = tf.transpose(distribution.cdf(tf.transpose(outcomes)))
+    inner = tf.constant(_EDGES[1:-1], place.dtype)
+    number = tf.reduce_sum(tf.cast(~(place[..., None] < inner), tf.int32), axis=-1)
+    probabilities = tf.constant(np.diff(_EDGES), place.dtype)
+    return tf.one_hot(number, len(_EDGES) - 1, dtype=place.dtype) - probabilities
 
 
 def centred_ranks(values: tf.Tensor, unit: float) -> tf.Tensor:
@@ -52,25 +127,23 @@ def centred_ranks(values: tf.Tensor, unit: float) -> tf.Tensor:
 
 
 class OutcomeRanks(BlockSums):
-    """The sum of `centred_ranks` of the records' own outcomes, by blocks of steps.
+    """The sum of the records' `centred_bins` or `centred_ranks`, by blocks of steps.
 
     Args:
-      num_twins: The number K of twins.
-      orders: The number of orders, see `num_orders`; the sum has shape [orders (K + 1)].
+      ranking: The bins; the sum has as many entries.
 
     #### Formal guarantee
 
-    In each order a record's term has shares of sum 1 less their mean, hence norm at most
-    `sqrt(K / (K + 1))`; two terms differ by at most sqrt(2).
+    In each order a record's term has shares of sum 1 less the bins' probabilities p, hence norm at
+    most `sqrt(1 - 2 min(p) + |p|^2)`; two terms differ by at most sqrt(2).
     """
 
     name = "ranks"
     noise_ratio = math.sqrt(_NOISE)
 
-    def __init__(self, num_twins: int, orders: int) -> None:
-        self.shape = (orders * (num_twins + 1),)
-        share = num_twins / (num_twins + 1.0)
-        self.sensitivity = Sensitivity(math.sqrt(orders * share), math.sqrt(2.0 * orders))
+    def __init__(self, ranking: Ranking) -> None:
+        self.shape = (ranking.size,)
+        self.sensitivity = ranking.sensitivity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,21 +151,20 @@ class ReleasedRanks:
     """The released sum of `OutcomeRanks`.
 
     Attributes:
-      total: The mean sum over all N records, shape [orders (K + 1)].
+      ranking: The bins.
+      total: The mean sum over all N records, a number for each bin.
       noise: The standard deviation of its noise.
       num_records: The number N of records.
       num_steps: The number of steps, each with twins of its own.
-      slope: The derivative of a record's expectation in whitened coordinates, shape
-        [orders (K + 1), d].
-      orders: The number of orders.
+      slope: The derivative of a record's expectation in whitened coordinates, shape [bins, d].
     """
 
+    ranking: Ranking
     total: np.ndarray
     noise: float
     num_records: int
     num_steps: int
     slope: np.ndarray
-    orders: int
 
     def p_value(self, away: np.ndarray, covariance: np.ndarray) -> float:
         """Returns the probability of ranks that are no more uneven, if the model is right.
@@ -102,16 +174,20 @@ class ReleasedRanks:
           covariance: The posterior's covariance, shape [d, d].
         """
         rest = self.total - self.num_records * self.slope @ away
-        parts = zip(np.split(rest, self.orders), np.split(self.slope, self.orders), strict=True)
-        return min(1.0, self.orders * min(self._of_order(*part, covariance) for part in parts))
+        orders = self.ranking.probabilities
+        ends = np.cumsum([len(each) for each in orders])[:-1]
+        parts = zip(orders, np.split(rest, ends), np.split(self.slope, ends), strict=True)
+        return min(1.0, len(orders) * min(self._of_order(*part, covariance) for part in parts))
 
-    def _of_order(self, rest: np.ndarray, slope: np.ndarray, covariance: np.ndarray) -> float:
+    def _of_order(
+        self, bins: tuple[float, ...], rest: np.ndarray, slope: np.ndarray, covariance: np.ndarray
+    ) -> float:
         """Returns the probability for one order."""
         size = len(rest)
         slope = self.num_records * slope
-        between = _variance_of_outcomes(size)
-        within = np.eye(size) / size - 1.0 / size**2 - between
-        variance = self.num_records * (between + within / self.num_steps)
+        total = np.diag(bins) - np.outer(bins, bins)
+        between = total if self.ranking.is_exact else _variance_of_outcomes(size)
+        variance = self.num_records * (between + (total - between) / self.num_steps)
         variance = variance + slope @ covariance @ slope.T + self.noise**2 * np.eye(size)
         # Shares add up to a constant, so that one direction is nothing but noise.
         basis = np.linalg.svd(np.ones([1, size]))[2][1:]

@@ -15,7 +15,7 @@ from tfp_dpvi.calibrated.centred import (
     centre_two_outcomes,
 )
 from tfp_dpvi.calibrated.pairing import Pairing
-from tfp_dpvi.calibrated.ranks import centred_ranks, num_orders
+from tfp_dpvi.calibrated.ranks import Ranking, centred_bins, centred_ranks
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.vmap import gradients_of
@@ -152,8 +152,8 @@ class ModelScores(NamedTuple):
       information: Two sets of rows for each record, shape [n, m, d], whose products sum to the
         expected outer product of whitened scores, neither centred nor clipped.
       centred: The centred clip.
-      ranks: `centred_ranks` of the records' outcomes by each order, shape [n, orders (K + 1)];
-        [n, 0] without twins.
+      ranks: `centred_bins` or `centred_ranks` of the records' outcomes, a number for each bin of
+        the ranking; shape [n, 0] without twins.
       ranks_slope: The derivative of its expectation in whitened coordinates, shape [n, m, d] for
         these m numbers.
     """
@@ -201,6 +201,7 @@ def model_scores(
     *,
     bound: float,
     num_twins: int,
+    ranking: Ranking,
     weights: RecordWeights | None = None,
 ) -> ModelScores:
     """Returns the centred scores of a batch of records.
@@ -214,6 +215,7 @@ def model_scores(
       key: The key of the twins' draws.
       bound: The clip C.
       num_twins: K.
+      ranking: The bins in which outcomes that are not enumerated are counted.
       weights: Survey weights; None for ones.
     """
     clip = RecordClip(bound, weights)
@@ -224,7 +226,8 @@ def model_scores(
     values = possible_values(distribution) if "y" in records else None
     arguments = (place, records, mask)
     if values is None:
-        return _of_twins(*arguments, finite, distribution, key, clip, num_twins).selected()
+        twins = _of_twins(*arguments, finite, distribution, key, clip, num_twins, ranking)
+        return twins.selected()
     if len(values) == 2:
         # Finite as they are: what is released of a record is at most its squared distance.
         return _of_two(*arguments, distribution, clip)
@@ -322,6 +325,7 @@ def _of_twins(
     key: tf.Tensor,
     clip: RecordClip,
     num_twins: int,
+    ranking: Ranking,
 ) -> ModelScores:
     """Returns the scores of the records' outcomes and of K twins each."""
     num = mask.shape[0] if mask.shape[0] is not None else tf.shape(mask)[0]
@@ -347,10 +351,13 @@ def _of_twins(
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
     information, centred = scores.centred(usable, weights, model_weights, first, clip)
     losses = _select(usable, -scores.logs[:, 0])
-    orders = [centred_ranks(scores.logs, 1.0)]
-    if num_orders(distribution) == 2:
-        values = tf.reshape(tf.cast(rows, scores.logs.dtype), [-1, size])
-        orders.append(centred_ranks(values, 0.0))
+    if ranking.is_exact:
+        orders = [centred_bins(distribution, tf.reshape(rows, [-1, size]))]
+    else:
+        orders = [centred_ranks(scores.logs, 1.0)]
+        if len(ranking.probabilities) == 2:
+            values = tf.reshape(tf.cast(rows, scores.logs.dtype), [-1, size])
+            orders.append(centred_ranks(values, 0.0))
     ranks = _select(usable, tf.concat(orders, axis=2))
     slope = scores.slope_of(ranks) / size
     return ModelScores(losses, usable, information, centred, ranks[:, 0], slope)

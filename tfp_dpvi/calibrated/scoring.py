@@ -24,7 +24,7 @@ from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
-from tfp_dpvi.calibrated.ranks import OutcomeRanks, num_orders
+from tfp_dpvi.calibrated.ranks import OutcomeRanks, Ranking, ranking_of
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.weights import (
@@ -187,7 +187,7 @@ class Scoring:
       clip: The clip, 1: scores are whitened to a mean square of 1.
       num_records: The public number N of records.
       num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
-      num_orders: By how many orders outcomes are ranked among twins.
+      ranking: How outcomes are ranked.
       max_weight: The public largest weight; None without weights.
       scale: How weights enter the clip; of ones without weights.
       theta: A variable, the parameters, shape [d].
@@ -223,9 +223,8 @@ class Scoring:
         self._spread = tf.Variable(1.0, dtype=dtype, trainable=False, name="spread")
         self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
-        likelihood = self._likelihood_at_start()
+        likelihood, self.ranking = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
-        self.num_orders = num_orders(likelihood)
         is_mixture = isinstance(row_distribution(likelihood), tfd.MixtureSameFamily | tfd.Mixture)
         self._start = self._apart() if is_mixture else self.prior.mean
         self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
@@ -239,11 +238,12 @@ class Scoring:
         self._num_seen = 0
         self._caution = Caution()
 
-    def _likelihood_at_start(self) -> tfd.Distribution:
-        traced: list[tfd.Distribution] = []
+    def _likelihood_at_start(self) -> tuple[tfd.Distribution, Ranking]:
+        traced: list[tuple[tfd.Distribution, Ranking]] = []
 
         def probe() -> tf.Tensor:
-            traced.append(self.pairing.distribution(self._rest, self._x))
+            likelihood = self.pairing.distribution(self._rest, self._x)
+            traced.append((likelihood, ranking_of(likelihood, NUM_TWINS)))
             return tf.zeros([])
 
         tf.function(probe, autograph=False).get_concrete_function()
@@ -327,7 +327,7 @@ class Scoring:
             releases = (*releases, ScoreVariance(self.size, clip), WeightSums())
         # What few values an outcome has bounds its score, so that the clip hardly matters.
         elif self.num_twins:
-            releases = (*releases, OutcomeRanks(self.num_twins, self.num_orders))
+            releases = (*releases, OutcomeRanks(self.ranking))
         if not is_weighted and self.num_twins and is_worth(self.size, self.num_records):
             releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
@@ -348,6 +348,7 @@ class Scoring:
             key,
             bound=self.clip.bound,
             num_twins=self.num_twins or NUM_TWINS,
+            ranking=self.ranking,
             weights=weights,
         )
 
@@ -635,6 +636,7 @@ class Scoring:
             num_records=self.num_records,
             clip=self.clip.bound,
             num_twins=self.num_twins,
+            ranking=self.ranking,
             trusted=trusted,
             halves=(first.score - second.score, away),
             half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),

@@ -17,7 +17,7 @@ from scipy import linalg
 from tfp_dpvi.calibrated.checks import scales
 from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
-from tfp_dpvi.calibrated.ranks import ReleasedRanks
+from tfp_dpvi.calibrated.ranks import Ranking, ReleasedRanks
 from tfp_dpvi.calibrated.weights import ReleasedWeights
 from tfp_dpvi.calibrated.wider import ReleasedShift, SimulatedWider
 from tfp_dpvi.calibrated.window import Window
@@ -259,18 +259,19 @@ class ReleasedSums:
             weights=ReleasedWeights.of_blocks(accumulated, mechanism, used),
         )
 
-    def as_ranks(self, slope: np.ndarray, num_records: int, num_twins: int) -> ReleasedRanks | None:
-        """Returns the released ranks, or None without twins.
+    def as_ranks(
+        self, slope: np.ndarray, num_records: int, ranking: Ranking
+    ) -> ReleasedRanks | None:
+        """Returns the released ranks, or None without them.
 
         Args:
           slope: See `SimulatedMoments.ranks_slope`.
           num_records: The number N of records.
-          num_twins: The number K of twins.
+          ranking: The bins.
         """
         if not len(self.ranks):
             return None
-        orders = len(self.ranks) // (num_twins + 1)
-        return ReleasedRanks(self.ranks, self.ranks_sd, num_records, self.num_steps, slope, orders)
+        return ReleasedRanks(ranking, self.ranks, self.ranks_sd, num_records, self.num_steps, slope)
 
     def as_shift(self, simulated: SimulatedMoments) -> ReleasedShift | None:
         """Returns the difference of released scores under both clips, or None without the wide one.
@@ -368,6 +369,7 @@ def draw_curvatures(
     num_records: int,
     clip: float,
     num_twins: int,
+    ranking: Ranking,
     trusted: bool,
     halves: tuple[np.ndarray, np.ndarray],
     half_variance: float,
@@ -384,6 +386,7 @@ def draw_curvatures(
       num_records: The number N of records.
       clip: The clip C.
       num_twins: K, or 0 if outcomes were enumerated.
+      ranking: The bins in which outcomes were counted.
       trusted: Whether the simulation's matrix is the centre of the prior; if not, the coordinates
         are from released values and the centre is isotropic.
       halves: Differences of the halves' scores and of their mean phi, see `Window`.
@@ -419,7 +422,6 @@ def draw_curvatures(
     if not is_dense:
         released = dataclasses.replace(released, matrix=matrix)
     variance, fit = _score_variance(released, simulated, matrix, num_records)
-    ranks = released.as_ranks(simulated.ranks_slope, num_records, num_twins)
     shift = released.as_shift(simulated)
     shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
     share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
@@ -454,10 +456,9 @@ def draw_curvatures(
     if weighted:
         expected = num_records * simulated.variance / np.trace(simulated.matrix) * simulated.matrix
         variances = _draw_variances(released, expected, window, prior, generator, trusted=trusted)
-    seen = released.weights
-    return Curvatures(
-        window, slopes, matrices, variances, fit, ranks, shift, shrink, resembles, far, seen
-    )
+    ranks = released.as_ranks(simulated.ranks_slope, num_records, ranking)
+    of_fit = (fit, ranks, shift, shrink, resembles, far, released.weights)
+    return Curvatures(window, slopes, matrices, variances, *of_fit)
 
 
 def _window_of(

@@ -46,7 +46,7 @@ class WiderClip(BlockSums):
     """
 
     name = "wider"
-    noise_ratio = 2.0
+    noise_ratio = 2.25
 
     def __init__(self, size: int, clip: Clip) -> None:
         self.shape = (size,)

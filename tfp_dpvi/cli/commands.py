@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dis
+import inspect
 import json
 import math
 import pathlib
@@ -169,7 +170,8 @@ def _results_alone() -> Iterator[None]:
 
     def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
         del place, more
-        frame: types.FrameType | None = sys._getframe(1)
+        frame = inspect.currentframe()
+        frame = None if frame is None else frame.f_back
         while frame is not None and frame.f_globals.get("__name__") == "warnings":
             frame = frame.f_back
         known = frame is not None and _is_ours(frame)
