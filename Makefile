@@ -19,6 +19,7 @@ BIN := $(VENV)/bin
 JAX := .venv-jax
 TORCH := .venv-torch
 DOCS := .venv-docs
+SBOM := .venv-sbom
 STAMP := $(VENV)/.installed
 CODE := tfp_dpvi tests examples benchmarks
 comma := ,
@@ -91,7 +92,7 @@ test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new ran
 		$(RUN_TESTS) -m slow --timeout 1800 $(PYTEST_ARGS)
 
 .PHONY: audit
-audit: $(STAMP) ## Plant 20 faults and more in the private step: each must be found, and the clean step pass
+audit: $(STAMP) ## Plant 24 faults in the private step: each must be found, and the clean step pass
 	$(BIN)/python .ci/audit.py
 
 .PHONY: studies
@@ -137,22 +138,28 @@ bench-calibration: $(STAMP) ## Do private intervals cover? 200 simulated data se
 	touch $@
 
 .PHONY: dist
-dist: $(STAMP) ## Wheel and sdist, into dist/; each is installed into a fresh environment, where the README runs
+dist: $(STAMP) ## Wheel, sdist and bill of materials, into dist/; each is installed afresh, and the README runs
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist
 	rm -rf build *.egg-info
+	$(BIN)/python .ci/check_sdist.py dist/*.tar.gz
 	@set -e; for file in dist/*; do \
 		echo "make: the README with $$file, in an environment of its own"; \
 		rm -rf .venv-dist; $(BIN)/python -m venv .venv-dist; \
 		.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check "$$file[$(DIST_EXTRAS)]"; \
 		.venv-dist/bin/python .ci/run_readme.py README.md >/dev/null; \
-	done; rm -rf .venv-dist
+	done
+	$(BIN)/python -m venv $(SBOM)
+	$(SBOM)/bin/python -m pip install --quiet --disable-pip-version-check -r packaging/sbom.txt
+	$(SBOM)/bin/python -m cyclonedx_py environment --output-reproducible \
+		--output-file dist/tfp_dpvi.cdx.json .venv-dist/bin/python
+	rm -rf .venv-dist
 
 .PHONY: docs
 docs: $(STAMP) ## The documentation, into build/site; warnings are errors
 	$(BIN)/python -m venv $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
-	$(DOCS)/bin/python -m mkdocs build --quiet
+	$(DOCS)/bin/python -m mkdocs build --strict --quiet
 
 .PHONY: notebooks
 notebooks: $(STAMP) ## Run the notebooks of docs/notebooks in place, with what their output and pictures are now

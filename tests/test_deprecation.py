@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import warnings
@@ -149,3 +150,15 @@ def test_a_file_of_an_old_version_loads_without_a_warning(name):
     # Without importing Keras 3.
     environment = {"PYTHONPATH": places, "TF_USE_LEGACY_KERAS": "1"}
     subprocess.run(command, env={**os.environ, **environment}, check=True)
+
+
+def test_the_page_quotes_a_warning():
+    page = pathlib.Path(tfp_dpvi.__file__).parents[1] / "docs" / "versions.md"
+    quoted = re.search(r"^FutureWarning: (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1]
+    with pytest.warns(FutureWarning, match=f"^{re.escape(quoted)}$"):
+        importlib.import_module("tfp_dpvi.models").Synthesizer  # noqa: B018
+
+
+def test_old_names_have_not_outlived_their_version():
+    """From 0.4 on the tables of `_deprecation` are to be emptied of what moved in 0.3."""
+    assert tfp_dpvi.__version__.startswith("0.3.")

@@ -101,3 +101,70 @@ def test_every_test_that_the_contracts_name_is_there():
         if not path.exists():
             missing.append(name)
     assert missing == []
+
+
+# -------------------------------------------------------------------------------- words and links
+
+ROOT = DOCS.parent
+FRONT = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "llms.txt")
+
+
+def anchors(path):
+    """Returns the anchors of a page's headings, as GitHub and Python-Markdown make them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+def broken_links(path):
+    """Returns the links of a page that lead to no file, or to no heading of it."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", [*FRONT, *(f"docs/{page}" for page in PAGES)])
+def test_links_lead_somewhere(page):
+    assert broken_links(ROOT / page) == []
+
+
+def test_a_broken_link_is_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A title: here\n[a](page.md#a-title-here) [b](#nowhere) [c](none.md)\n")
+    assert broken_links(page) == ["#nowhere", "none.md"]
+
+
+def test_every_page_is_in_the_navigation():
+    """Once, and nothing else is."""
+    listed = re.findall(
+        r": ([\w/]+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE
+    )
+    notebooks = [path.relative_to(DOCS).as_posix() for path in DOCS.glob("notebooks/*.ipynb")]
+    assert sorted(listed) == sorted([*PAGES, *notebooks])
+
+
+def test_the_glossary_has_twenty_terms_in_order():
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^\*\*(.+?)\.\*\*", text, flags=re.MULTILINE)
+    assert len(terms) == 20
+    assert terms == sorted(terms)
+
+
+def test_the_install_page_has_every_extra():
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^([\w-]+) = \[", section, flags=re.MULTILINE))
+    cells = "".join(re.findall(r"^\| (`[^|]+) \|", page, flags=re.MULTILINE))
+    assert set(re.findall(r"`([\w-]+)`", cells)) == extras
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120

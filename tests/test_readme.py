@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
+import statistics
 
 import pytest
 
 pytestmark = pytest.mark.smoke
 
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+FIGURES = ROOT / "docs" / "figures"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
@@ -31,3 +35,71 @@ def test_the_block_runs_verbatim(block, tmp_path, monkeypatch, capsys):
     table = result.summary()
     # Without privacy -0.147 and 0.015; six deviations, of which noise is a part.
     assert abs(table.loc["logc", "mean"] + 0.147) < 6.0 * table.loc["logc", "sd"] < 0.3
+
+
+def _row(begin):
+    """Returns the numbers in the cells of the README's table row that begins so, but for its first cell."""
+    (line,) = [line for line in README.read_text().splitlines() if line.startswith(f"| {begin}")]
+    cells = [cell.replace("*", "") for cell in line.strip("| ").split(" | ")[1:]]
+    return [[float(number) for number in re.findall(r"\d+(?:\.\d+)?", cell)] for cell in cells]
+
+
+def _figures(name):
+    return json.loads((FIGURES / name).read_text(encoding="utf-8"))
+
+
+def _rounded(*values):
+    return [round(value, 2) for value in values]
+
+
+def test_the_table_of_intervals_is_that_of_the_figures():
+    runs = _figures("calibration_centred/logistic5-1000-1.0.json")["rows"]["centred"].values()
+    covered = [run["inside"].count("1") / len(run["inside"]) for run in runs]
+    error = statistics.stdev(covered) / len(covered) ** 0.5
+    width = statistics.mean(run["width"] for run in runs)
+    assert _row("`compile(epsilon=, delta=)`")[1:] == [
+        [len(runs)],
+        _rounded(statistics.mean(covered), error),
+        _rounded(width),
+    ]
+    study = _figures("calibration/logistic5-1000-1.0.json")
+    paired = study["paired"]
+    assert _row("the paired clip with an optimizer")[1:] == [
+        [study["num"]],
+        _rounded(paired["coverage"], paired["error"]),
+        _rounded(paired["width"]),
+    ]
+    flat = [study["flat, clip 1.0"], study["flat, clip pilot"]]
+    assert _row("a flat clip")[2:] == [
+        _rounded(*(each["coverage"] for each in flat)),
+        _rounded(*(each["width"] for each in flat)),
+    ]
+    study = _figures("noise_aware.json")["logistic5-1000-1.0"]
+    peer = study["noise-aware, by coverage"]
+    assert _row("noise-aware DPVI")[1:] == [
+        [study["num"]],
+        _rounded(peer["coverage"], peer["error"]),
+        _rounded(peer["width"]),
+    ]
+
+
+def test_the_table_of_speed_is_that_of_the_figures():
+    ratios = _figures("benchmark/suite.json")
+    assert _row("logistic regression, 40,000")[1:] == [
+        [round(ratios["logistic_tensorflow_privacy_over_private"], 1)],
+        [round(ratios["logistic_opacus_over_private"], 1)],
+        [round(1 / ratios["logistic_private_over_jax"], 2)],
+        [round(1 / ratios["logistic_private_over_nonprivate"], 1)],
+    ]
+    assert _row("VAE of MNIST")[1:] == [
+        [round(ratios["vae_tensorflow_privacy_over_private"])],
+        [
+            round(ratios["vae_opacus_over_private"]),
+            round(1 / ratios["vae_private_over_opacus_ghost"], 1),
+        ],
+        [
+            round(ratios["vae_jax_vmap_over_private"]),
+            round(1 / ratios["vae_private_over_jax_ghost"], 2),
+        ],
+        [round(1 / ratios["vae_private_over_nonprivate"], 2)],
+    ]

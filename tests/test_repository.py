@@ -1,10 +1,12 @@
 """What imports and a first fit print, and the environment's pins."""
 
+import importlib.util
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 
 import pytest
 from packaging.requirements import Requirement
@@ -87,6 +89,10 @@ def _pyproject():
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
+def _text(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
 def _pins(path):
     lines = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     pins = {}
@@ -120,10 +126,21 @@ def test_there_is_a_constraints_file_for_each_stack_and_python():
     assert named == ["3", "3.10", "3.11", "3.12", "3.13"]
 
 
-def test_the_version_is_the_same_everywhere():
+def test_the_version_is_in_one_place():
+    """Elsewhere it is read: by setuptools without an import, and by conda-build."""
     import tfp_dpvi
 
-    assert _pyproject()["project"]["version"] == tfp_dpvi.__version__
+    pyproject = _pyproject()
+    assert pyproject["project"]["dynamic"] == ["version"]
+    assert "version" not in pyproject["project"]
+    dynamic = pyproject["tool"]["setuptools"]["dynamic"]
+    assert dynamic == {"version": {"attr": "tfp_dpvi.__version__"}}
+    from setuptools.config.expand import read_attr
+
+    assert read_attr("tfp_dpvi.__version__", root_dir=ROOT) == tfp_dpvi.__version__
+    pattern = re.search(r"regex_pattern='(.+)'", _text("packaging/conda/meta.yaml"))[1]
+    assert re.search(pattern, _text("tfp_dpvi/__init__.py"))[1] == tfp_dpvi.__version__
+    assert "\nversion" not in _text("CITATION.cff")
 
 
 @pytest.mark.parametrize("path", CONSTRAINTS, ids=lambda path: path.stem)
@@ -186,3 +203,80 @@ def test_no_machine_is_named():
         if path.suffix in (".py", ".md", ".toml", ".txt", ".json", ".yml", "") and path.is_file():
             found = absolute.search(path.read_text(encoding="utf-8", errors="ignore"))
             assert not found, f"{name} names {found[0]}"
+
+
+# -------------------------------------------------------------------------------- conventions
+
+
+def test_windows_is_refused_in_a_sentence():
+    """After the standard library was imported, which asks the same question."""
+    imports = "import importlib.machinery, pathlib, sys, traceback, typing; sys.platform = 'win32'"
+    result = _python(f"{imports}\nimport tfp_dpvi")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-2:] == [
+        "ImportError: tfp_dpvi does not run on Windows: it makes calls that only Unix systems have.",
+        "Use Linux, for instance in a container or in the Windows Subsystem for Linux.",
+    ]
+
+
+def test_the_recipe_needs_what_the_package_needs():
+    yaml = pytest.importorskip("yaml")
+    text = re.sub(r"{%.*?%}", "", _text("packaging/conda/meta.yaml"), flags=re.DOTALL)
+    recipe = yaml.safe_load(text)
+    project = _pyproject()["project"]
+    lines = [line for line in recipe["requirements"]["run"] if line != "__unix"]
+    run = {canonicalize_name(Requirement(line).name): Requirement(line).specifier for line in lines}
+    assert str(run.pop("python")) == str(Requirement(f"x{project['requires-python']}").specifier)
+    wanted = [Requirement(line) for line in project["dependencies"]]
+    assert run == {canonicalize_name(each.name): each.specifier for each in wanted}
+    scripts = [f"{name} = {place}" for name, place in project["scripts"].items()]
+    assert recipe["build"]["entry_points"] == scripts
+    assert recipe["about"]["license"] == project["license"]["text"]
+
+
+def test_pre_commit_runs_what_lint_runs():
+    """By the environment's own versions, so that there is no second list of them."""
+    yaml = pytest.importorskip("yaml")
+    (repository,) = yaml.safe_load(_text(".pre-commit-config.yaml"))["repos"]
+    assert repository["repo"] == "local"
+    entries = [hook["entry"].removeprefix(".venv/bin/") for hook in repository["hooks"]]
+    lint = _text("Makefile").partition("\nlint: ")[2].partition("\n\n")[0]
+    assert entries == re.findall(r"\$\(BIN\)/(.+)", lint)
+
+
+def test_read_the_docs_builds_what_make_docs_builds():
+    yaml = pytest.importorskip("yaml")
+    settings = yaml.safe_load(_text(".readthedocs.yaml"))
+    assert settings["mkdocs"] == {"configuration": "mkdocs.yml", "fail_on_warning": True}
+    assert settings["python"]["install"] == [{"requirements": "docs/requirements.txt"}]
+    assert "mkdocs build --strict" in _text("Makefile")
+
+
+def test_a_citation_says_what_the_project_says():
+    yaml = pytest.importorskip("yaml")
+    citation = yaml.safe_load(_text("CITATION.cff"))
+    project = _pyproject()["project"]
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["license"] == project["license"]["text"]
+    assert citation["authors"] == project["authors"]
+    assert citation["references"][0]["url"] == project["urls"]["Method"]
+
+
+def test_the_sdist_is_the_repository(monkeypatch, tmp_path):
+    """`make dist` runs the comparison; here it sees a file that is missing, and one too many."""
+    spec = importlib.util.spec_from_file_location("check_sdist", ROOT / ".ci" / "check_sdist.py")
+    check_sdist = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_sdist)
+
+    def packed(names):
+        path = tmp_path / "tfp_dpvi-1.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for name in names:
+                archive.addfile(tarfile.TarInfo(f"tfp_dpvi-1/{name}"))
+        return check_sdist.main(str(path))
+
+    monkeypatch.setattr(check_sdist, "tracked", lambda: {"README.md", "tests/conftest.py"})
+    written = ["PKG-INFO", "setup.cfg", "tfp_dpvi.egg-info/SOURCES.txt"]
+    assert packed(["README.md", "tests/conftest.py", *written]) == 0
+    assert packed(["README.md", *written]) == 1
+    assert packed(["README.md", "tests/conftest.py", "secret.csv"]) == 1

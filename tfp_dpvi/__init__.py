@@ -52,7 +52,14 @@ if TYPE_CHECKING:
     from tfp_dpvi.serialization import register
     from tfp_dpvi.synthetic import Synthesizer
 
-__version__ = "0.2.0"
+# The only place of the version: pyproject.toml, the documentation and the recipe read it here.
+__version__ = "0.3.0.dev0"
+
+if sys.platform == "win32":
+    raise ImportError(
+        "tfp_dpvi does not run on Windows: it makes calls that only Unix systems have.\n"
+        "Use Linux, for instance in a container or in the Windows Subsystem for Linux."
+    )
 
 if "tensorflow" not in sys.modules:
     # On loading, TensorFlow 2.15 writes a screenful of CUDA notices, at error level, on machines
