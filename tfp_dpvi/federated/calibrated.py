@@ -1,0 +1,257 @@
+"""The calibrated posterior of a study, from the hospitals' sums: nothing here touches a record."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from scipy import stats
+
+from tfp_dpvi import _validate as check
+from tfp_dpvi._tf import tfd
+from tfp_dpvi.calibrated.centred_fit import posterior_of
+from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
+from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
+from tfp_dpvi.calibrated.whitening import Curvatures
+from tfp_dpvi.federated.factors import Factor
+from tfp_dpvi.federated.sums import SiteSums, total_of
+from tfp_dpvi.federated.window import PublicPoint, released_sums
+
+_LOG = logging.getLogger("tfp_dpvi")
+# p-values of the test for unlike records: above it weights are used, below the other it warns.
+_LIKE = 0.2
+_UNLIKE = 0.001
+_NUM_DRAWS = 4000
+
+
+class Released(Protocol):
+    """What a server or a history knows of the last phase.
+
+    Attributes:
+      place: The posterior at whose mean the sums were released, or None before.
+      sums: Each hospital's sums.
+    """
+
+    place: Factor | None
+    sums: dict[str, SiteSums]
+
+
+@dataclasses.dataclass(frozen=True)
+class Heterogeneity:
+    """Whether hospitals' mean scores differ by more than noise and chance.
+
+    Attributes:
+      statistic: Cochran's Q of the scores about the common one.
+      degrees: Its degrees of freedom.
+
+    ```python
+    >>> round(Heterogeneity(20.0, degrees=10).p_value, 3)
+    0.029
+
+    ```
+    """
+
+    statistic: float
+    degrees: int
+
+    @property
+    def p_value(self) -> float:
+        """The probability of a larger Q for hospitals with like records; 1 for one hospital."""
+        return float(stats.chi2.sf(self.statistic, self.degrees)) if self.degrees else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyPosterior:
+    """A posterior of all hospitals' records, whose spread includes the noise.
+
+    Attributes:
+      calibrated: The posterior, with its checks and its shares of noise, data and prior.
+      sums: The hospitals' sums.
+      heterogeneity: Whether hospitals are unlike.
+      weights: The weight of each hospital's sums, with mean 1 over records.
+      notes: Sentences about weights and hospitals.
+    """
+
+    calibrated: Calibrated
+    sums: Mapping[str, SiteSums]
+    heterogeneity: Heterogeneity
+    weights: Mapping[str, float]
+    notes: tuple[str, ...]
+    _point: PublicPoint = dataclasses.field(repr=False)
+    _mean: np.ndarray = dataclasses.field(repr=False)
+
+    @property
+    def distribution(self) -> tfd.Distribution:
+        """The posterior as a TFP distribution over the prior's structure."""
+        return self.calibrated.distribution
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences to read before the intervals; empty if the checks find nothing."""
+        return [*self.calibrated.checks.warnings, *self.notes]
+
+    def summary(self, *, seed: int = 0) -> PosteriorSummary:
+        """Returns a table of intervals, with shares of noise, data and prior.
+
+        Args:
+          seed: Seed of the draws that it is computed from.
+        """
+        draws = self.distribution.sample(_NUM_DRAWS, seed=seed)
+        coordinates = self._point.scoring.pairing.coordinates
+        return summarise(draws, coordinates, self.calibrated, fitted=True)
+
+    def without(self, hospital: str) -> StudyPosterior:
+        """Returns the posterior of all hospitals but one, for nothing.
+
+        Args:
+          hospital: The name of the hospital.
+
+        Raises:
+          ValueError: It gave no sums, or is the only one that did.
+        """
+        others = {name: sums for name, sums in self.sums.items() if name != hospital}
+        if not others or len(others) == len(self.sums):
+            raise ValueError(
+                f"hospital={hospital!a:.99} cannot be left out: pass one of several of "
+                f"{sorted(self.sums)!a:.200}."
+            )
+        return combine(self._point, self._mean, others)
+
+
+def combine(
+    point: PublicPoint,
+    mean: np.ndarray,
+    sums: Mapping[str, SiteSums],
+    *,
+    weights: str = "sum",
+) -> StudyPosterior:
+    """Returns the posterior of hospitals' sums, and warns of what its checks say.
+
+    Args:
+      point: The study's sums and public inputs.
+      mean: The unconstrained parameters at which they were released, shape [D].
+      sums: The hospitals' sums by name.
+      weights: "sum" or "precision", see `Study.calibrated_posterior`.
+
+    Raises:
+      ValueError: The sums give no posterior.
+    """
+    check.one_of("weights", weights, ("sum", "precision"))
+    theta, whitening = point.hold(mean)
+    sites = list(sums.values())
+    total = total_of(sites)
+    own = dataclasses.replace(total, whitening=whitening)
+    if not own.agrees(sites[0]):
+        raise ValueError(
+            "the hospitals' sums are in other coordinates than this study's: use their version of "
+            "this library, and their public inputs."
+        )
+    notes: list[str] = []
+    try:
+        curvatures = _curvatures(point, total, theta)
+        found = _heterogeneity(sites, curvatures)
+        factors = np.ones(len(sites))
+        if weights == "precision" and found.p_value < _LIKE:
+            notes.append(
+                f"the hospitals' records may be unlike (p = {found.p_value:.2g}): their sums have "
+                "equal weights, since others would move the posterior"
+            )
+        elif weights == "precision":
+            factors = _precision_weights(sites, curvatures)
+            curvatures = _weighted(point, sites, factors, theta, curvatures)
+        if found.p_value < _UNLIKE:
+            notes.append(
+                f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that "
+                "of all records together, and effects may differ between hospitals"
+            )
+        point.scoring.num_records = total.num_records
+        calibrated = posterior_of(point.scoring, curvatures, whitening)
+    except FAILURES as error:
+        raise ValueError(f"the released sums give no posterior: {error}") from error
+    posterior = StudyPosterior(
+        calibrated,
+        dict(sums),
+        found,
+        dict(zip(sums, factors.tolist(), strict=True)),
+        tuple(notes),
+        point,
+        mean,
+    )
+    for sentence in posterior.warnings:
+        _LOG.warning("Do not trust the posterior's intervals: %s.", sentence)
+    return posterior
+
+
+def _curvatures(point: PublicPoint, total: SiteSums, theta: np.ndarray) -> Curvatures:
+    """Returns draws of the curvature given the sums of several hospitals."""
+    halves = [released_sums(total, theta, half) for half in range(2)]
+    return point.scoring.curvatures_of(halves, released_sums(total, theta), total.num_records)
+
+
+def _heterogeneity(sites: list[SiteSums], curvatures: Curvatures) -> Heterogeneity:
+    """Returns Q of the hospitals' scores: each is expected to have its share of the records'.
+
+    For like records score m has mean `f_m eta` and covariance `f_m B + sd_m^2 I`, for the share f_m
+    of the records.
+    """
+    records = np.array([site.num_records for site in sites], np.float64)
+    shares = records / records.sum()
+    covariance = curvatures.window.simulation * curvatures.variances.mean(axis=0)
+    size = len(covariance)
+    inverses = [
+        np.linalg.inv(share * covariance + site.deviation("score") ** 2 * np.eye(size))
+        for share, site in zip(shares, sites, strict=True)
+    ]
+    scores = [site.mean("score") for site in sites]
+    together = list(zip(shares, inverses, scores, strict=True))
+    precision = sum(share**2 * inverse for share, inverse, _ in together)
+    linear = sum(share * inverse @ score for share, inverse, score in together)
+    common = np.linalg.solve(precision, linear)
+    statistic = sum(
+        float((score - share * common) @ inverse @ (score - share * common))
+        for share, inverse, score in together
+    )
+    return Heterogeneity(float(statistic), size * (len(sites) - 1))
+
+
+def _precision_weights(sites: list[SiteSums], curvatures: Curvatures) -> np.ndarray:
+    """Returns a weight for each hospital: less for more noise, with mean 1 over records."""
+    records = np.array([site.num_records for site in sites], np.float64)
+    shares = records / records.sum()
+    trace = float(np.trace(curvatures.variances.mean(axis=0)))
+    spread = curvatures.window.simulation * trace / len(curvatures.window.theta)
+    noise = np.array([site.deviation("score") ** 2 for site in sites])
+    weights: np.ndarray = shares / (shares * spread + noise)
+    weights /= np.sum(shares * weights)
+    return weights
+
+
+def _weighted(
+    point: PublicPoint,
+    sites: list[SiteSums],
+    weights: np.ndarray,
+    theta: np.ndarray,
+    equal: Curvatures,
+) -> Curvatures:
+    """Returns draws of the curvature of weighted sums; what checks read is of equal weights.
+
+    A weighted sum's slope is the curvature times the weights' mean over records, which is 1, and
+    its variance the curvature times the mean of their squares.
+    """
+    total = dataclasses.replace(
+        total_of(sites, weights.tolist()), num_records=sum(site.num_records for site in sites)
+    )
+    curvatures = _curvatures(point, total, theta)
+    records = np.array([site.num_records for site in sites], np.float64)
+    square = float(np.sum(records * weights**2) / records.sum())
+    window = dataclasses.replace(
+        curvatures.window,
+        simulation=square * curvatures.window.simulation,
+        sampling=square * curvatures.window.sampling,
+    )
+    return dataclasses.replace(
+        curvatures, window=window, lack_of_fit=equal.lack_of_fit, ranks=equal.ranks
+    )
