@@ -95,7 +95,9 @@ class CentredFit:
             return _standard_persons(records.x, num)
         if public_inputs is None:
             generator = np.random.default_rng(0)
-            return tf.nest.map_structure(lambda part: standard_inputs(part, num, generator), records.x)
+            return tf.nest.map_structure(
+                lambda part: standard_inputs(part, num, generator), records.x
+            )
         inputs = public_inputs
         if not isinstance(inputs, UnitRows):
             inputs = make_records(inputs, None, None, dtype=self._model.dtype, validate=True).x

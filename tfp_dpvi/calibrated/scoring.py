@@ -441,6 +441,15 @@ class Scoring:
         self._gain.assign(np.zeros([self.size, self.size]))
         return self._coordinates.whitening
 
+    def slope_at(self, theta: np.ndarray, whitening: np.ndarray) -> np.ndarray:
+        """Returns the slope of a record's expected psi at public inputs, shape [d, d].
+
+        Args:
+          theta: The coordinates that the likelihood reads, shape [d].
+          whitening: W, shape [d, d].
+        """
+        return self._moments(theta, whitening).slope
+
     def curvatures_of(
         self, halves: Sequence[ReleasedSums], released: ReleasedSums, num_records: int
     ) -> Curvatures:

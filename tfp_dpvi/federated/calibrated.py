@@ -13,6 +13,7 @@ from scipy import stats
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tfd
 from tfp_dpvi.calibrated.centred_fit import posterior_of
+from tfp_dpvi.calibrated.checks import MOST_BEND
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.calibrated.whitening import Curvatures
@@ -25,6 +26,8 @@ _LOG = logging.getLogger("tfp_dpvi")
 _LIKE = 0.2
 _UNLIKE = 0.001
 _NUM_DRAWS = 4000
+# Standard deviations over sqrt(d) by which a score that is not linear may move the posterior.
+_MOST_BEND = 0.5
 
 
 class Released(Protocol):
@@ -72,7 +75,8 @@ class StudyPosterior:
       sums: The hospitals' sums.
       heterogeneity: Whether hospitals are unlike.
       weights: The weight of each hospital's sums, with mean 1 over records.
-      notes: Sentences about weights and hospitals.
+      notes: Sentences about weights and unlike hospitals, which do not make intervals wrong.
+      faults: Why not to trust the intervals, besides what the checks say.
     """
 
     calibrated: Calibrated
@@ -80,6 +84,7 @@ class StudyPosterior:
     heterogeneity: Heterogeneity
     weights: Mapping[str, float]
     notes: tuple[str, ...]
+    faults: tuple[str, ...]
     _point: PublicPoint = dataclasses.field(repr=False)
     _mean: np.ndarray = dataclasses.field(repr=False)
 
@@ -91,7 +96,7 @@ class StudyPosterior:
     @property
     def warnings(self) -> list[str]:
         """Sentences to read before the intervals; empty if the checks find nothing."""
-        return [*self.calibrated.checks.warnings, *self.notes]
+        return [*self.calibrated.checks.warnings, *self.faults]
 
     def summary(self, *, seed: int = 0) -> PosteriorSummary:
         """Returns a table of intervals, with shares of noise, data and prior.
@@ -169,19 +174,33 @@ def combine(
             )
         point.scoring.num_records = total.num_records
         calibrated = posterior_of(point.scoring, curvatures, whitening)
+        bend = _bend(point, calibrated, theta, whitening)
     except FAILURES as error:
         raise ValueError(f"the released sums give no posterior: {error}") from error
+    faults = []
+    if bend > _MOST_BEND:
+        faults.append(
+            f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
+            f"posterior, where scores are not linear: it may be {bend:.1f} of them off; use more "
+            "rounds"
+        )
+    # Between the rounds' end and the posterior no steps had to converge.
+    checks = dataclasses.replace(calibrated.checks, bend=min(bend, MOST_BEND))
+    calibrated = dataclasses.replace(calibrated, checks=checks)
     posterior = StudyPosterior(
         calibrated,
         dict(sums),
         found,
         dict(zip(sums, factors.tolist(), strict=True)),
         tuple(notes),
+        tuple(faults),
         point,
         mean,
     )
     for sentence in posterior.warnings:
         _LOG.warning("Do not trust the posterior's intervals: %s.", sentence)
+    for note in posterior.notes:
+        _LOG.warning("%s.", note[0].upper() + note[1:])
     return posterior
 
 
@@ -189,6 +208,25 @@ def _curvatures(point: PublicPoint, total: SiteSums, theta: np.ndarray) -> Curva
     """Returns draws of the curvature given the sums of several hospitals."""
     halves = [released_sums(total, theta, half) for half in range(2)]
     return point.scoring.curvatures_of(halves, released_sums(total, theta), total.num_records)
+
+
+def _bend(
+    point: PublicPoint, calibrated: Calibrated, theta: np.ndarray, whitening: np.ndarray
+) -> float:
+    """Returns by how much the posterior's mean is off where scores are not linear.
+
+    It is in the posterior's standard deviations, over sqrt(d). The slope half-way between the
+    public point and the posterior's mean, at public inputs, takes the place of that at the point.
+    """
+    mixture, index = calibrated.mixture, point.scoring.pairing.index
+    away = mixture.mean[index] - theta
+    start, middle = (
+        point.scoring.slope_at(theta + share * away, whitening) for share in (0.0, 0.5)
+    )
+    to_phi = np.linalg.inv(whitening.T)
+    shift = whitening.T @ np.linalg.solve(start, (middle - start) @ (to_phi @ away))
+    covariance = mixture.covariance[np.ix_(index, index)]
+    return float(np.sqrt(shift @ np.linalg.solve(covariance, shift) / len(shift)))
 
 
 def _heterogeneity(sites: list[SiteSums], curvatures: Curvatures) -> Heterogeneity:

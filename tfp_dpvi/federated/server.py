@@ -173,6 +173,11 @@ class Server:
         if not self.history:
             return tuple(sentences)
         moved, stretched = movement(self._before_last_round(), self.history[-1].posterior)
+        remedy = (
+            "Read the intervals of the calibrated posterior alone."
+            if self.sums
+            else "Do not trust its intervals; use more rounds, a smaller damping, or more records."
+        )
         faults = []
         if moved > _MOST_MOVED:
             faults.append(f"moved a mean by {moved:.2g} of its standard deviations")
@@ -181,8 +186,7 @@ class Server:
         if faults:
             sentences.append(
                 f"the last round of updates still {' and '.join(faults)}: the posterior may not "
-                "have settled, or is narrower than the noise\nfor privacy. Do not trust its "
-                "intervals; use more rounds, a smaller damping, or more records."
+                f"have settled, or is narrower than the noise\nfor privacy. {remedy}"
             )
         step = 1 if self.schedule.waits and not self.schedule.one_by_one else len(active) or 1
         ends = [update.posterior for update in self.history][::-1][::step][::-1]

@@ -129,9 +129,7 @@ def total_of(sites: Sequence[SiteSums], weights: Sequence[float] | None = None) 
     factors = np.ones(len(sites)) if weights is None else np.asarray(weights, np.float64)
 
     def together(name: str) -> np.ndarray:
-        parts = [
-            factor * site.halves[name] for factor, site in zip(factors, sites, strict=True)
-        ]
+        parts = [factor * site.halves[name] for factor, site in zip(factors, sites, strict=True)]
         total: np.ndarray = np.sum(parts, axis=0)
         return total
 

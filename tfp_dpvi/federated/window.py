@@ -318,9 +318,7 @@ class WindowRelease:
         return self._steps.sums(task.posterior.mean, self.mechanism, self._tensors, self._seed)
 
 
-def released_sums(
-    sums: SiteSums, theta: np.ndarray, half: int | None = None
-) -> ReleasedSums:
+def released_sums(sums: SiteSums, theta: np.ndarray, half: int | None = None) -> ReleasedSums:
     """Returns sums as those of a single site's window.
 
     Args:
@@ -329,8 +327,7 @@ def released_sums(
       half: The number of a half; None for both.
     """
     values = {
-        name: sums.mean(name) if half is None else part[half]
-        for name, part in sums.halves.items()
+        name: sums.mean(name) if half is None else part[half] for name, part in sums.halves.items()
     }
     sd = sums.deviation if half is None else sums.deviations.__getitem__
     return ReleasedSums(

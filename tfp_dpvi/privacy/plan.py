@@ -412,18 +412,14 @@ def calibrate_together(
         )
 
     def with_factor(factor: float) -> list[PrivacyPlan]:
-        return [
-            plan.replace(noise_multiplier=factor * plan.noise_multiplier) for plan in plans
-        ]
+        return [plan.replace(noise_multiplier=factor * plan.noise_multiplier) for plan in plans]
 
     def epsilon_of(factor: float) -> float:
         *others, last = with_factor(factor)
         return last.epsilon(delta, [*prior_events, *(plan.dp_event for plan in others)])
 
     # Each needs so much noise alone, and all of them somewhat more.
-    ratios = [
-        plan._guess(epsilon - spent, delta) / plan.noise_multiplier for plan in plans
-    ]
+    ratios = [plan._guess(epsilon - spent, delta) / plan.noise_multiplier for plan in plans]
     guess = math.hypot(*ratios)
     return with_factor(calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess))
 
