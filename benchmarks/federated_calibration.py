@@ -274,13 +274,14 @@ def main(arguments):
     done = {(row["cell"], row["set"]): row for row in known}
     cells = QUICK if options.quick else CELLS
     sets = 2 if options.quick else options.sets
+    own = commit()
     # Cells in turn, eight sets at a time, so that a run that is stopped has some of each.
     for first in range(0, sets, 8):
         for cell in cells:
             for seed in range(first, min(first + 8, sets)):
                 if (cell.name, seed) in done:
                     continue
-                row = {"cell": cell.name, "set": seed, **run(cell, seed), "commit": commit()}
+                row = {"cell": cell.name, "set": seed, **run(cell, seed), "commit": own}
                 done[cell.name, seed] = row
                 with lines.open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -292,7 +293,7 @@ def main(arguments):
         "command": command("federated_calibration.py", arguments),
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
-        "commit": commit(),
+        "commit": own,
         "cells": table,
     }
     (folder / "federated_calibration.json").write_text(json.dumps(result, indent=1) + "\n")

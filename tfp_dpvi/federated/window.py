@@ -11,6 +11,8 @@ from dp_accounting import NeighboringRelation
 from tfp_dpvi import _keystream
 from tfp_dpvi._keystream import SECURE, Keystream, Tapes
 from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.centred_fit import standard_inputs
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
@@ -18,8 +20,6 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import ReleasedSums
-from tfp_dpvi.bayes.coordinates import Coordinates
-from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import ArrayData, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.federated.messages import Task
