@@ -175,7 +175,16 @@ def _standard_persons(x: UnitRows, num: int) -> UnitRows:
 
 
 def standard_inputs(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Returns standard normal or random boolean inputs of a record's shape."""
+    """Returns standard normal or random boolean inputs of a record's shape.
+
+    Args:
+      part: Records, of which shape and dtype are read.
+      num: The number of rows.
+      generator: The source of random numbers.
+
+    Raises:
+      ValueError: The inputs are integers.
+    """
     shape = (num, *part.shape[1:])
     if part.dtype.kind == "f":
         return generator.normal(size=shape).astype(part.dtype)

@@ -31,7 +31,7 @@ _MOST_BEND = 0.5
 
 
 class Released(Protocol):
-    """What a server or a history knows of the last phase.
+    """The last phase, as a server or a history knows it.
 
     Attributes:
       place: The posterior at whose mean the sums were released, or None before.
@@ -44,7 +44,7 @@ class Released(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Heterogeneity:
-    """Whether hospitals' mean scores differ by more than noise and chance.
+    """A test of whether hospitals' scores differ by more than noise and chance.
 
     Attributes:
       statistic: Cochran's Q of the scores about the common one.
@@ -77,6 +77,33 @@ class StudyPosterior:
       weights: The weight of each hospital's sums, with mean 1 over records.
       notes: Sentences about weights and unlike hospitals, which do not make intervals wrong.
       faults: Why not to trust the intervals, besides what the checks say.
+
+    ```python
+    >>> import numpy as np
+    >>> from tfp_dpvi._tf import tf
+    >>> from tfp_dpvi.federated import Study, Synchronous, simulate
+    >>> from tfp_dpvi.optimizers import InformationOptimizer
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=(400, 1)).astype("float32")
+    >>> y = (x[:, 0] + rng.logistic(size=400) > 0).astype("int32")
+    >>> study = Study(
+    ...     tfd.Sample(tfd.Normal(0.0, 1.0), 1),
+    ...     lambda w, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, w)),
+    ...     InformationOptimizer(l2_norm_clip=1.0),
+    ...     local_steps=2,
+    ...     example=(x[:4], y[:4]),
+    ...     calibrated=True,
+    ... )
+    >>> records = {"berlin": (x[:200], y[:200]), "munich": (x[200:], y[200:])}
+    >>> two_rounds = Synchronous(rounds=2)
+    >>> history = simulate(study, records, epsilon=3.0, schedule=two_rounds, verbose=0, seed=1)
+    >>> posterior = history.calibrated
+    >>> sorted(posterior.sums), posterior.distribution.sample(9).shape
+    (['berlin', 'munich'], TensorShape([9, 1]))
+    >>> posterior.without("berlin").distribution.stddev() > posterior.distribution.stddev()
+    <tf.Tensor: shape=(1,), dtype=bool, numpy=array([ True])>
+
+    ```
     """
 
     calibrated: Calibrated
@@ -169,8 +196,8 @@ def combine(
             curvatures = _weighted(point, sites, factors, theta, curvatures)
         if found.p_value < _UNLIKE:
             notes.append(
-                f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that "
-                "of all records together, and effects may differ between hospitals"
+                f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is "
+                "that of all records together, and effects may differ between hospitals"
             )
         point.scoring.num_records = total.num_records
         calibrated = posterior_of(point.scoring, curvatures, whitening)

@@ -120,7 +120,7 @@ class Columns:
           num: The number of rows.
         """
         generator = np.random.default_rng(0)
-        inputs = []
+        inputs: list[np.ndarray] = []
         for name in self.inputs:
             column = self.schema.columns[name]
             values = generator.normal(size=num)

@@ -15,6 +15,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
+from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Reply, Task, need
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepRelease
@@ -252,7 +253,8 @@ class Hospital:
                     return reply
             made = self.refine(task)
             self._last = {task.request: made.to_bytes()}
-            if self._last_reply is not None and made.change is not None:
+            has_paid = made.change is not None or made.sums is not None
+            if self._last_reply is not None and has_paid:
                 # Before it is sent: whoever has it can get it again.
                 replace_file(self._last_reply, self._last[task.request].decode())
             return self._last[task.request]
@@ -274,7 +276,9 @@ class Hospital:
 
         It declines, before any work, where the budget does not allow a round.
         """
-        change, sums, reason = None, None, ""
+        change: Factor | None = None
+        sums: SiteSums | None = None
+        reason = ""
         try:
             if task.last:
                 sums = self._release_sums(task)
@@ -350,9 +354,8 @@ class Hospital:
             return math.inf
         plans = [self._plan, *([] if self._sums_plan is None else [self._sums_plan])]
         charged = [plan.replace(num_releases=self._steps_charged(plan)) for plan in plans]
-        *others, last = [plan for plan in charged if plan.num_releases] or [None]
-        events = [plan.dp_event for plan in others if plan is not None]
-        return 0.0 if last is None else last.epsilon(self.delta, events)
+        *others, last = charged
+        return last.epsilon(self.delta, [plan.dp_event for plan in others if plan.num_releases])
 
     @property
     def rounds_left(self) -> int:

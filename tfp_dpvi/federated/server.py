@@ -256,10 +256,10 @@ class Server:
     def _next_for_sums(self) -> list[str]:
         """Returns the hospitals to ask for their sums: once all rounds are over."""
         active = self._active()
-        begun = self.place is not None
-        if not self.terms.sums or not self.history or (self._open and not begun):
+        is_first = self.place is None
+        if not self.terms.sums or not self.history or (self._open and is_first):
             return []
-        if not begun and (len(active) < self.schedule.quorum or self._is_waiting()):
+        if is_first and (len(active) < self.schedule.quorum or self._is_waiting()):
             return []
         return [
             name

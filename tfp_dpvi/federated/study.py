@@ -65,7 +65,7 @@ class Study:
       example: `(x, y)` of a few public or invented records, instead of a schema; y is None for
         whole records.
 
-      calibrated: Whether each hospital releases, after the rounds, sums at the last posterior's mean
+      calibrated: Whether each hospital releases, after the rounds, sums at the posterior's mean,
         from which a posterior is computed whose spread includes the noise; two thirds of its
         budget are for them. None does so where the model can: it needs `public_inputs`, a schema or
         an example, a clip, privacy "worker", and a likelihood whose outcomes can be drawn.
@@ -170,7 +170,8 @@ class Study:
             example = self.columns.example()
         self.example = example
         self._public_inputs = public_inputs
-        self.point, self.not_calibrated = None, "calibrated=False"
+        self.point: PublicPoint | None = None
+        self.not_calibrated = "calibrated=False"
         if calibrated is not False:
             wanted = calibrated is True or public_inputs is not None
             self._calibrate(wanted=wanted, privacy=privacy)

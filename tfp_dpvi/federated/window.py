@@ -304,7 +304,9 @@ class WindowRelease:
         randomness: str | None,
         seed: int | None,
     ) -> None:
-        self._steps, self._tensors, self._seed = steps, data.tensors, seed
+        self._steps = steps
+        self._tensors = data.tensors
+        self._seed = seed
         self.mechanism = steps.mechanism(data, relation, randomness)
         self.draft = self.mechanism.plan(NUM_RELEASES)
 
