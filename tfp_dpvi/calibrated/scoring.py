@@ -441,39 +441,14 @@ class Scoring:
         self._gain.assign(np.zeros([self.size, self.size]))
         return self._coordinates.whitening
 
-    def slope_at(self, theta: np.ndarray, whitening: np.ndarray) -> np.ndarray:
-        """Returns the slope of a record's expected psi at public inputs, shape [d, d].
+    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+        """Returns the moments at public inputs.
 
         Args:
           theta: The coordinates that the likelihood reads, shape [d].
           whitening: W, shape [d, d].
         """
-        return self._moments(theta, whitening).slope
-
-    def curvatures_of(
-        self, halves: Sequence[ReleasedSums], released: ReleasedSums, num_records: int
-    ) -> Curvatures:
-        """Returns draws of the curvature from sums that were released where `hold` was called.
-
-        Args:
-          halves: Those of the first and of the second half of the steps.
-          released: Those of all steps.
-          num_records: The number N of records in them.
-        """
-        whitening = self._coordinates.whitening
-        first, second = halves
-        return draw_curvatures(
-            released,
-            self._moments(released.theta, whitening),
-            whitening,
-            num_records=num_records,
-            clip=self.clip.bound,
-            num_twins=self.num_twins,
-            trusted=True,
-            halves=(first.score - second.score, np.zeros(self.size)),
-            half_variance=sum(released.num_steps / side.num_steps for side in halves),
-            generator=np.random.default_rng(0),
-        )
+        return self._moments(theta, whitening)
 
     def restart(self) -> None:
         """Forgets the coordinates of earlier fits, whose rounding the next one would have."""

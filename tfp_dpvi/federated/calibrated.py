@@ -16,7 +16,7 @@ from tfp_dpvi.calibrated.centred_fit import posterior_of
 from tfp_dpvi.calibrated.checks import MOST_BEND
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
-from tfp_dpvi.calibrated.whitening import Curvatures
+from tfp_dpvi.calibrated.whitening import Curvatures, draw_curvatures
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import SiteSums, total_of
 from tfp_dpvi.federated.window import PublicPoint, released_sums
@@ -183,7 +183,7 @@ def combine(
         )
     notes: list[str] = []
     try:
-        curvatures = _curvatures(point, total, theta)
+        curvatures = _curvatures(point, total, theta, whitening)
         found = _heterogeneity(sites, curvatures)
         factors = np.ones(len(sites))
         if weights == "precision" and found.p_value < _LIKE:
@@ -193,7 +193,7 @@ def combine(
             )
         elif weights == "precision":
             factors = _precision_weights(sites, curvatures)
-            curvatures = _weighted(point, sites, factors, theta, curvatures)
+            curvatures = _weighted(point, sites, factors, (theta, whitening), curvatures)
         if found.p_value < _UNLIKE:
             notes.append(
                 f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is "
@@ -231,10 +231,25 @@ def combine(
     return posterior
 
 
-def _curvatures(point: PublicPoint, total: SiteSums, theta: np.ndarray) -> Curvatures:
+def _curvatures(
+    point: PublicPoint, total: SiteSums, theta: np.ndarray, whitening: np.ndarray
+) -> Curvatures:
     """Returns draws of the curvature given the sums of several hospitals."""
-    halves = [released_sums(total, theta, half) for half in range(2)]
-    return point.scoring.curvatures_of(halves, released_sums(total, theta), total.num_records)
+    scoring = point.scoring
+    released = released_sums(total, theta)
+    first, second = (released_sums(total, theta, half) for half in range(2))
+    return draw_curvatures(
+        released,
+        scoring.moments_at(theta, whitening),
+        whitening,
+        num_records=total.num_records,
+        clip=scoring.clip.bound,
+        num_twins=scoring.num_twins,
+        trusted=True,
+        halves=(first.score - second.score, np.zeros(scoring.size)),
+        half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
+        generator=np.random.default_rng(0),
+    )
 
 
 def _bend(
@@ -248,7 +263,7 @@ def _bend(
     mixture, index = calibrated.mixture, point.scoring.pairing.index
     away = mixture.mean[index] - theta
     start, middle = (
-        point.scoring.slope_at(theta + share * away, whitening) for share in (0.0, 0.5)
+        point.scoring.moments_at(theta + share * away, whitening).slope for share in (0.0, 0.5)
     )
     to_phi = np.linalg.inv(whitening.T)
     shift = whitening.T @ np.linalg.solve(start, (middle - start) @ (to_phi @ away))
@@ -298,7 +313,7 @@ def _weighted(
     point: PublicPoint,
     sites: list[SiteSums],
     weights: np.ndarray,
-    theta: np.ndarray,
+    place: tuple[np.ndarray, np.ndarray],
     equal: Curvatures,
 ) -> Curvatures:
     """Returns draws of the curvature of weighted sums; what checks read is of equal weights.
@@ -309,7 +324,7 @@ def _weighted(
     total = dataclasses.replace(
         total_of(sites, weights.tolist()), num_records=sum(site.num_records for site in sites)
     )
-    curvatures = _curvatures(point, total, theta)
+    curvatures = _curvatures(point, total, *place)
     records = np.array([site.num_records for site in sites], np.float64)
     square = float(np.sum(records * weights**2) / records.sum())
     window = dataclasses.replace(

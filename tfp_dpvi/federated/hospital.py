@@ -195,7 +195,7 @@ class Hospital:
         if self._window is not None:
             plans.append(self._window.draft.replace(purpose=self._purpose(_SUMS)))
             shares = (1.0 - SHARE, SHARE)
-            plans = [_relative(plan, share) for plan, share in zip(plans, shares, strict=True)]
+            plans = [plan.for_share(share) for plan, share in zip(plans, shares, strict=True)]
         earlier = self._earlier(self._plan)
         if earlier is not None:
             own = {"num_releases": draft.num_releases, "randomness": draft.randomness}
@@ -205,16 +205,15 @@ class Hospital:
             # Without names, so that hospitals of one simulation share what is computed.
             nameless = tuple(plan.replace(num_records=None, purpose=None) for plan in plans)
             events = tuple(self.ledger.events())
-            noises = _calibrated(nameless, self.epsilon, self.delta, events)
-            self._plan = self._plan.replace(noise_multiplier=noises[0])
+            first = _calibrated(nameless, self.epsilon, self.delta, events)[0]
+            named = {"num_records": draft.num_records, "purpose": self._plan.purpose}
+            self._plan = first.replace(**named)
         if self._window is None:
             return
         first, last = plans
         # As the rounds' noise, so that a hospital which comes back finds it again.
-        factor = self._plan.noise_multiplier / first.noise_multiplier
-        known = self._earlier(last)
-        noise = factor * last.noise_multiplier if known is None else known.noise_multiplier
-        self._sums_plan = last.replace(noise_multiplier=noise)
+        known = self._earlier(last) or last.scaled_as(first, self._plan)
+        self._sums_plan = known.replace(num_releases=last.num_releases)
 
     def _purpose(self, what: str) -> str:
         terms = self.study.terms
@@ -402,25 +401,11 @@ class Hospital:
 @functools.lru_cache(maxsize=64)
 def _calibrated(
     plans: tuple[PrivacyPlan, ...], epsilon: float, delta: float, events: tuple[DpEvent, ...]
-) -> tuple[float, ...]:
-    """Returns the noise multipliers of plans that share a budget."""
+) -> list[PrivacyPlan]:
+    """Returns plans that share a budget, with their noise."""
     if len(plans) == 1:
-        calibrated = [plans[0].calibrated(epsilon, delta, events)]
-    else:
-        calibrated = calibrate_together(plans, epsilon=epsilon, delta=delta, prior_events=events)
-    return tuple(plan.noise_multiplier for plan in calibrated)
-
-
-def _relative(plan: PrivacyPlan, share: float) -> PrivacyPlan:
-    """Returns a plan with the noise of a share of a budget, up to a factor.
-
-    A release of sensitivity A at rate q and noise z adds (q A / z)^2 to the squared mu of Gaussian
-    differential privacy, to first order.
-    """
-    rate = getattr(plan.sampling, "probability", 1.0)
-    unit = plan.sampling.unit_sensitivity(plan.sensitivity, plan.neighboring_relation)
-    noise = rate * unit * math.sqrt(plan.num_releases / share)
-    return plan.replace(noise_multiplier=noise)
+        return [plans[0].calibrated(epsilon, delta, events)]
+    return calibrate_together(plans, epsilon=epsilon, delta=delta, prior_events=events)
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:

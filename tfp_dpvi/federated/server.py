@@ -167,8 +167,8 @@ class Server:
             missing = [name for name in self.factors if name not in self.sums]
             if missing:
                 sentences.append(
-                    f"{', '.join(missing)} gave no sums in the last phase: the calibrated posterior "
-                    "is that of the other hospitals' records."
+                    f"{', '.join(missing)} gave no sums in the last phase: the calibrated "
+                    "posterior is that of the other hospitals' records."
                 )
         if not self.history:
             return tuple(sentences)

@@ -170,11 +170,7 @@ class Study:
             example = self.columns.example()
         self.example = example
         self._public_inputs = public_inputs
-        self.point: PublicPoint | None = None
-        self.not_calibrated = "calibrated=False"
-        if calibrated is not False:
-            wanted = calibrated is True or public_inputs is not None
-            self._calibrate(wanted=wanted, privacy=privacy)
+        self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
         self.terms = StudyTerms(
             name,
             factor,
@@ -189,23 +185,25 @@ class Study:
             sums={} if self.point is None else self.point.shapes,
         )
 
-    def _calibrate(self, *, wanted: bool, privacy: str) -> None:
-        """Prepares the last phase where the model can have one."""
+    def _calibrate(self, calibrated: bool | None, privacy: str) -> tuple[PublicPoint | None, str]:
+        """Returns the last phase where there is one, and else why there is none."""
+        if calibrated is False:
+            return None, "calibrated=False"
         try:
-            self.point, self.not_calibrated = self._public_point(privacy), ""
+            return self._public_point(privacy), ""
         except CannotCalibrateError as reason:
-            self.not_calibrated = str(reason)
-            if wanted:
-                raise ValueError(
-                    f"calibrated=True does not apply: {reason}.\n"
-                    "Leave calibrated and public_inputs out for intervals without the noise."
-                ) from reason
+            if not calibrated and self._public_inputs is None:
+                return None, str(reason)
+            raise ValueError(
+                f"calibrated=True does not apply: {reason}.\n"
+                "Leave calibrated and public_inputs out for intervals without the noise."
+            ) from reason
 
     def _public_point(self, privacy: str) -> PublicPoint:
         """Returns the sums of the last phase; raises `CannotCalibrateError` if there are none."""
         if privacy != "worker":
             raise CannotCalibrateError("the noise is on messages, not in each step")
-        if self.optimizer.clip.is_off:
+        if self.optimizer.clip.finite_bound is None:
             raise CannotCalibrateError("the optimizer has no clip, so that nothing is private")
         example, inputs = self.example, self._public_inputs
         if example is None:

@@ -235,6 +235,30 @@ class PrivacyPlan:
         smallest = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess)
         return self.replace(noise_multiplier=smallest)
 
+    def for_share(self, share: float) -> "PrivacyPlan":
+        """Returns this plan with the noise of a share of a budget, up to a common factor.
+
+        A release of sensitivity A at rate q and noise z adds (q A / z)^2 to the squared mu of
+        Gaussian differential privacy, to first order.
+
+        Args:
+          share: The share of squared mu, above 0.
+        """
+        rate = getattr(self.sampling, "probability", 1.0)
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        noise = rate * unit * math.sqrt(self.num_releases / share)
+        return self.replace(noise_multiplier=noise)
+
+    def scaled_as(self, before: "PrivacyPlan", after: "PrivacyPlan") -> "PrivacyPlan":
+        """Returns this plan with its noise multiplied as that of another plan was.
+
+        Args:
+          before: The other plan as it was.
+          after: The other plan as it is.
+        """
+        factor = after.noise_multiplier / before.noise_multiplier
+        return self.replace(noise_multiplier=factor * self.noise_multiplier)
+
     def _guess(self, left: float, delta: float) -> float:
         """Returns a rough noise multiplier for an epsilon that is left."""
         q = getattr(self.sampling, "probability", 1.0)
