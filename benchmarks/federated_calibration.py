@@ -293,7 +293,7 @@ def main(arguments):
         "command": command("federated_calibration.py", arguments),
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
-        "commit": own,
+        "commits": sorted({row["commit"] for row in done.values()}),
         "cells": table,
     }
     (folder / "federated_calibration.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -209,7 +209,7 @@ def combine(
         faults.append(
             f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
             f"posterior, where scores are not linear: it may be {bend:.1f} of them off; use more "
-            "rounds"
+            "rounds, or a larger l2_norm_clip"
         )
     # Between the rounds' end and the posterior no steps had to converge.
     checks = dataclasses.replace(calibrated.checks, bend=min(bend, MOST_BEND))
