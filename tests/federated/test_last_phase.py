@@ -631,6 +631,16 @@ def test_it_is_on_where_the_model_can():
         off.calibrated_posterior(one_round(["a"]))
     with pytest.raises(ValueError, match="no hospital gave its sums"):
         on.calibrated_posterior(one_round(["a"]))
+    narrow = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Gamma(0.001, 0.001), 2)})
+    without = Study(narrow, logistic, optimizer, example=records(4))
+    assert "use a prior such as LogNormal" in without.not_calibrated
+    whole = Study(
+        logistic_prior(),
+        lambda params: tfd.MultivariateNormalDiag(params["w"]),
+        optimizer,
+        example=(records(4)[0], None),
+    )
+    assert whole.terms.sums["ranks"]
     schema = Schema({"a": Continuous(0.0, 100.0, bins=4), "b": Continuous(-1.0, 1.0, bins=4)})
     inputs = Columns(schema, None).public_inputs(200)
     assert inputs.min(0)[0] >= 0.0

@@ -19,6 +19,7 @@ from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.calibrated.mixture import gaussian_prior
+from tfp_dpvi.calibrated.posterior import FAILURES
 from tfp_dpvi.data import Schema, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
@@ -191,9 +192,11 @@ class Study:
             return None, "calibrated=False"
         try:
             return self._public_point(privacy), ""
-        except CannotCalibrateError as reason:
+        except FAILURES as reason:
             if not calibrated and self._public_inputs is None:
-                return None, str(reason)
+                return None, check.first_line(reason)
+            if not isinstance(reason, CannotCalibrateError):
+                raise
             raise ValueError(
                 f"calibrated=True does not apply: {reason}.\n"
                 "Leave calibrated and public_inputs out for intervals without the noise."

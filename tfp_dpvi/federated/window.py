@@ -22,6 +22,7 @@ from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import ReleasedSums
 from tfp_dpvi.data import ArrayData, make_records
 from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.sums import NUM_RELEASES, Shapes, SiteSums
 from tfp_dpvi.gradients import StepSpec
@@ -86,7 +87,11 @@ class PublicPoint:
         if pairing.is_bound:
             raise CannotCalibrateError("the likelihood's density is a bound, not exact")
         self._from_study = coordinates
-        inputs = _inputs_like(records.x, public_inputs, model.dtype, len(pairing.index))
+        size = len(pairing.index)
+        # Of whole records only the number is read.
+        inputs = zeros_like(records.x, num_inputs(size))
+        if not model.generative:
+            inputs = _inputs_like(records.x, public_inputs, model.dtype, size)
         self.scoring = Scoring(pairing, inputs, may_widen=False)
         if not self.scoring.is_informed():
             raise CannotCalibrateError(
