@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -28,6 +30,8 @@ from tfp_dpvi.federated import (
 from tfp_dpvi.federated import hospital as hospitals
 from tfp_dpvi.federated.calibrated import combine
 from tfp_dpvi.federated.columns import Columns
+from tfp_dpvi.federated.deployment.proxy import ask
+from tfp_dpvi.federated.deployment.worker import serve
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.sums import NUM_RELEASES, total_of
 from tfp_dpvi.federated.window import SHARE, WindowRelease
@@ -308,6 +312,20 @@ def test_a_budget_that_is_spent_elsewhere_declines_and_says_nothing_of_it(study,
     assert reply.sums is None
     assert "does not allow" in reply.reason
     assert one.ledger.num_releases == 1
+
+
+def test_a_worker_gives_its_sums_over_its_socket(study, refiner, tmp_path):
+    """The proxy that Flower's client app calls, and the worker, carry them as they carry changes."""
+    one = make_hospital(study, refiner)
+    path = tmp_path / "a.sock"
+    thread = threading.Thread(target=serve, args=(one, path), kwargs={"requests": 1}, daemon=True)
+    thread.start()
+    while not path.exists():
+        time.sleep(0.01)
+    reply = Reply.from_bytes(ask(path, task_of(study).to_bytes()), study.terms)
+    thread.join(30.0)
+    assert reply.sums.num_records == NUM
+    assert one.ledger.num_releases == NUM_RELEASES
 
 
 # ------------------------------------------------------------------------------------------ the server
