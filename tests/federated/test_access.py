@@ -470,7 +470,7 @@ def test_the_attack_on_a_real_worker(folder):
         (answer,) = run_as(NODE, [CLIENTS], messages=[again.to_bytes()], **there)["answers"]
         reply = Reply.from_bytes(answer[1:].encode(), TERMS)
         assert reply.change is None
-        assert "the budget of berlin is spent" in reply.reason
+        assert "all of them are charged" in reply.reason
         assert charged() == TERMS.local_steps
         assert run_as(NODE, [CLIENTS], **there)["attack"] == {}, "with records in its memory"
     finally:

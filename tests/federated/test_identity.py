@@ -38,7 +38,12 @@ twice.__qualname__ = nearly.__qualname__ = "likelihood"
 
 def study(function=likelihood, *, clip=1.0, **settings):
     optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=clip, learning_rate=0.05)
-    return Study(PRIOR, function, optimizer, **{"name": "t", "local_steps": 2, **settings})
+    return Study(
+        PRIOR,
+        function,
+        optimizer,
+        **{"name": "t", "local_steps": 2, "calibrated": False, **settings},
+    )
 
 
 def difference(one, other):

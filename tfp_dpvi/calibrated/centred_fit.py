@@ -95,7 +95,9 @@ class CentredFit:
             return _standard_persons(records.x, num)
         if public_inputs is None:
             generator = np.random.default_rng(0)
-            return tf.nest.map_structure(lambda part: _standard(part, num, generator), records.x)
+            return tf.nest.map_structure(
+                lambda part: standard_inputs(part, num, generator), records.x
+            )
         inputs = public_inputs
         if not isinstance(inputs, UnitRows):
             inputs = make_records(inputs, None, None, dtype=self._model.dtype, validate=True).x
@@ -166,14 +168,23 @@ def _check_max_weight(records: Records) -> None:
 def _standard_persons(x: UnitRows, num: int) -> UnitRows:
     """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on."""
     generator = np.random.default_rng(0)
-    rows = tf.nest.map_structure(lambda part: _standard(part, num, generator), x.rows)
+    rows = tf.nest.map_structure(lambda part: standard_inputs(part, num, generator), x.rows)
     most = x.mask.shape[1]
     sizes = generator.permutation(np.arange(num) % most) + 1
     return UnitRows(rows, np.arange(most) < sizes[:, None])
 
 
-def _standard(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
-    """Returns standard normal or random boolean inputs of a record's shape."""
+def standard_inputs(part: np.ndarray, num: int, generator: np.random.Generator) -> np.ndarray:
+    """Returns standard normal or random boolean inputs of a record's shape.
+
+    Args:
+      part: Records, of which shape and dtype are read.
+      num: The number of rows.
+      generator: The source of random numbers.
+
+    Raises:
+      ValueError: The inputs are integers.
+    """
     shape = (num, *part.shape[1:])
     if part.dtype.kind == "f":
         return generator.normal(size=shape).astype(part.dtype)
@@ -202,9 +213,23 @@ def centred_posterior(
 
     A function of released and public values: post-processing, at no further cost.
     """
+    curvatures, whitening = scoring.window(accumulated, mechanism)
+    return posterior_of(scoring, curvatures, whitening)
+
+
+def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray) -> Calibrated:
+    """Returns the posterior from draws of the curvature.
+
+    Args:
+      scoring: The model, and the number of records.
+      curvatures: The draws, and the window's released sums.
+      whitening: W, shape [d, d].
+
+    Raises:
+      ValueError, np.linalg.LinAlgError: The releases give no posterior.
+    """
     coordinates, index = scoring.pairing.coordinates, scoring.pairing.index
     generator = np.random.default_rng(0)
-    curvatures, whitening = scoring.window(accumulated, mechanism)
     window = curvatures.window
     # Everything is in units of the prior's standard deviations, so that no unit matters.
     draws = coordinates.prior_draws(_NUM_DRAWS)

@@ -127,6 +127,8 @@ class Scoring:
       pairing: The model's coordinates and simulation.
       x: Public inputs like the private ones, as arrays of n rows.
       max_weight: The public largest weight of records with weights; None without weights.
+      may_widen: Whether scores under a wider clip are released where records are many: not if
+        several sites with other numbers of records release the same sums.
 
     Attributes:
       pairing: The model's coordinates and simulation.
@@ -140,8 +142,16 @@ class Scoring:
       theta: A variable, the parameters, shape [d].
     """
 
-    def __init__(self, pairing: Pairing, x: Structure, max_weight: float | None = None) -> None:
+    def __init__(
+        self,
+        pairing: Pairing,
+        x: Structure,
+        max_weight: float | None = None,
+        *,
+        may_widen: bool = True,
+    ) -> None:
         self.pairing = pairing
+        self._may_widen = may_widen
         self.max_weight = max_weight
         self.size = len(pairing.index)
         self.clip = Clip(1.0)
@@ -274,7 +284,8 @@ class Scoring:
         # What few values an outcome has bounds its score, so that the clip hardly matters.
         elif self.num_twins:
             releases = (*releases, OutcomeRanks(self.ranking))
-        if not is_weighted and self.num_twins and is_worth(self.size, self.num_records):
+        is_wide = self._may_widen and is_worth(self.size, self.num_records)
+        if not is_weighted and self.num_twins and is_wide:
             releases = (*releases, WiderClip(self.size, clip))
         return ClippedGradient(draw, clip, joint=releases, identity=identity)
 
@@ -364,6 +375,36 @@ class Scoring:
         self._bounds.assign(_unbounded(self.size))
         gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
+
+    def hold(self, theta: np.ndarray, num_records: int) -> np.ndarray:
+        """Fixes parameters and coordinates: later steps release sums there, and move nothing.
+
+        The coordinates depend on the arguments and the public inputs alone, so that several sites
+        use the same ones.
+
+        Args:
+          theta: The coordinates that the likelihood reads, shape [d].
+          num_records: By so many records the prior counts in the coordinates.
+
+        Returns:
+          W, shape [d, d].
+        """
+        self.restart()
+        self.num_records = num_records
+        self._unlike = None
+        self.theta.assign(theta)
+        self._follow_public_inputs()
+        self._gain.assign(np.zeros([self.size, self.size]))
+        return self._coordinates.whitening
+
+    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+        """Returns the moments at public inputs.
+
+        Args:
+          theta: The coordinates that the likelihood reads, shape [d].
+          whitening: W, shape [d, d].
+        """
+        return self._moments(theta, whitening)
 
     def restart(self) -> None:
         """Forgets the coordinates of earlier fits, whose rounding the next one would have."""

@@ -14,14 +14,17 @@ from tfp_dpvi.federated.factors import Factor, guard, product
 from tfp_dpvi.federated.messages import MessageError, Reply, StudyTerms, Task
 from tfp_dpvi.federated.server import Asynchronous, Round, Schedule, Sequential, Server, Synchronous
 from tfp_dpvi.federated.status import write_status
+from tfp_dpvi.federated.sums import SiteSums
 
 if TYPE_CHECKING:
+    from tfp_dpvi.federated.calibrated import StudyPosterior
     from tfp_dpvi.federated.hospital import Hospital
     from tfp_dpvi.federated.on_messages import MessageHospital
     from tfp_dpvi.federated.simulation import History, hospital_of, simulate
     from tfp_dpvi.federated.study import Study
 
 _LATER = {"Hospital": "hospital", "MessageHospital": "on_messages", "Study": "study"}
+_LATER |= {"StudyPosterior": "calibrated"}
 _LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
 __all__ = [
@@ -36,7 +39,9 @@ __all__ = [
     "Schedule",
     "Sequential",
     "Server",
+    "SiteSums",
     "Study",
+    "StudyPosterior",
     "StudyTerms",
     "Synchronous",
     "Task",

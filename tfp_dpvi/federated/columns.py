@@ -113,6 +113,24 @@ class Columns:
         is_outcome = name == self.outcome and whole and not np.isnan(numbers).any()
         return numbers.astype(np.int32 if is_outcome else np.float32)
 
+    def public_inputs(self, num: int) -> np.ndarray:
+        """Returns invented inputs of the columns' centres and spreads, float32 [num, columns].
+
+        Args:
+          num: The number of rows.
+        """
+        generator = np.random.default_rng(0)
+        inputs: list[np.ndarray] = []
+        for name in self.inputs:
+            column = self.schema.columns[name]
+            values = generator.normal(size=num)
+            if isinstance(column, Numeric):
+                values = column.location + column.deviation * values
+                inputs.append(np.clip(values, column.lower, column.upper))
+            else:
+                inputs.append(values > 0.0)
+        return np.stack(inputs, axis=1).astype(np.float32)
+
     def example(self) -> Rows:
         """Returns invented records: the same on every machine."""
         numbers = {}

@@ -15,11 +15,14 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
+from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Reply, Task, need
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepRelease
 from tfp_dpvi.federated.saved import replace_file
 from tfp_dpvi.federated.study import Study
+from tfp_dpvi.federated.sums import SiteSums
+from tfp_dpvi.federated.window import SHARE, WindowRelease
 from tfp_dpvi.privacy import (
     BudgetExhaustedError,
     LedgerError,
@@ -27,6 +30,7 @@ from tfp_dpvi.privacy import (
     PrivacyPlan,
     PrivacyReport,
 )
+from tfp_dpvi.privacy.plan import calibrate_together
 
 _LOG = logging.getLogger("tfp_dpvi")
 
@@ -38,6 +42,12 @@ CAVEATS = (
     "the posterior's spread does not include the noise that was added for privacy, nor what "
     "clipping distorts: do not read its intervals as calibrated.",
 )
+CALIBRATED_CAVEAT = (
+    "the spread of the posterior of the rounds does not include the noise that was added for "
+    "privacy: read the intervals of the calibrated posterior, of the last phase, alone."
+)
+# Purposes of plans.
+_ROUNDS, _SUMS = "releases", "sums"
 
 
 class Hospital:
@@ -73,7 +83,9 @@ class Hospital:
     hospital sends, all replies together are (epsilon, delta)-differentially private, at epsilon of
     `spent`, at most the one given: each step is a Gaussian release of a clipped sum, charged before
     it runs, and tasks are functions of earlier replies (adaptive composition). No setting of
-    privacy is taken from a message.
+    privacy is taken from a message. The sums of a calibrated study's last phase are one more
+    Gaussian release at a public point, made once and charged before it runs; the noise of rounds
+    and sums is calibrated to epsilon together, two thirds of the budget being for the sums.
 
     ```python
     >>> import numpy as np
@@ -134,8 +146,12 @@ class Hospital:
         )
         self._release = self.make_release(settings, x, y, num_records)
         self.num_records = self._release.num_records
+        self._window = self._make_window(settings, self._release)
+        self._sums_plan: PrivacyPlan | None = None
         self._calibrate(self._release.draft)
         self._release.begin(self._plan)
+        if self._window is not None and self._sums_plan is not None:
+            self._window.begin(self._sums_plan)
 
     # ------------------------------------------------------------------ once
 
@@ -156,29 +172,57 @@ class Hospital:
         """
         return StepRelease(settings, x, y, num_records)
 
-    def _calibrate(self, draft: PrivacyPlan) -> None:
-        """Makes the lifetime plan of this hospital in this study.
+    @staticmethod
+    def _make_window(settings: ReleaseSettings, release: LocalRelease) -> WindowRelease | None:
+        """Returns the release of the last phase, or None without one."""
+        steps = settings.refiner.window
+        if steps is None or not isinstance(release, StepRelease):
+            return None
+        return WindowRelease(
+            steps, release.data, settings.relation, settings.randomness, settings.seed
+        )
 
-        Its noise is the ledger's if the hospital comes back, else it is calibrated.
+    def _calibrate(self, draft: PrivacyPlan) -> None:
+        """Makes the lifetime plans of this hospital in this study.
+
+        Their noise is the ledger's if the hospital comes back, else it is calibrated.
         """
-        terms = self.study.terms
-        purpose = f"releases for the study {terms.name!r} ({terms.digest})"
         self._num_releases = draft.num_releases // self.rounds
-        self._plan = draft.replace(purpose=purpose)
+        self._plan = draft.replace(purpose=self._purpose(_ROUNDS))
         if self.epsilon is None:
             return
-        earlier = [
-            entry.plan for entry in self.ledger.entries if _kind(entry.plan) == _kind(self._plan)
-        ]
-        if earlier:
+        plans = [self._plan]
+        if self._window is not None:
+            plans.append(self._window.draft.replace(purpose=self._purpose(_SUMS)))
+            shares = (1.0 - SHARE, SHARE)
+            plans = [plan.for_share(share) for plan, share in zip(plans, shares, strict=True)]
+        earlier = self._earlier(self._plan)
+        if earlier is not None:
             own = {"num_releases": draft.num_releases, "randomness": draft.randomness}
-            self._plan = earlier[0].replace(**own)
+            self._plan = earlier.replace(**own)
+        else:
+            self.num_calibrations += 1
+            # Without names, so that hospitals of one simulation share what is computed.
+            nameless = tuple(plan.replace(num_records=None, purpose=None) for plan in plans)
+            events = tuple(self.ledger.events())
+            first = _calibrated(nameless, self.epsilon, self.delta, events)[0]
+            named = {"num_records": draft.num_records, "purpose": self._plan.purpose}
+            self._plan = first.replace(**named)
+        if self._window is None:
             return
-        self.num_calibrations += 1
-        # Without names, so that hospitals of one simulation share what is computed.
-        nameless, events = draft.replace(num_records=None), tuple(self.ledger.events())
-        plan = _calibrated(nameless, self.epsilon, self.delta, events)
-        self._plan = plan.replace(purpose=purpose, num_records=draft.num_records)
+        first, last = plans
+        # As the rounds' noise, so that a hospital which comes back finds it again.
+        known = self._earlier(last) or last.scaled_as(first, self._plan)
+        self._sums_plan = known.replace(num_releases=last.num_releases)
+
+    def _purpose(self, what: str) -> str:
+        terms = self.study.terms
+        return f"{what} for the study {terms.name!r} ({terms.digest})"
+
+    def _earlier(self, plan: PrivacyPlan) -> PrivacyPlan | None:
+        """Returns the plan of this kind that the ledger has releases of, or None."""
+        same = (entry.plan for entry in self.ledger.entries if _kind(entry.plan) == _kind(plan))
+        return next(same, None)
 
     # ------------------------------------------------------------------ in each round
 
@@ -208,7 +252,8 @@ class Hospital:
                     return reply
             made = self.refine(task)
             self._last = {task.request: made.to_bytes()}
-            if self._last_reply is not None and made.change is not None:
+            has_paid = made.change is not None or made.sums is not None
+            if self._last_reply is not None and has_paid:
                 # Before it is sent: whoever has it can get it again.
                 replace_file(self._last_reply, self._last[task.request].decode())
             return self._last[task.request]
@@ -230,16 +275,19 @@ class Hospital:
 
         It declines, before any work, where the budget does not allow a round.
         """
-        change, reason = None, ""
+        change: Factor | None = None
+        sums: SiteSums | None = None
+        reason = ""
         try:
-            with self._round():
-                change = self._release.change(task)
+            if task.last:
+                sums = self._release_sums(task)
+            else:
+                with self._round():
+                    change = self._release.change(task)
         except BudgetExhaustedError as error:
             # The consortium hears nothing of what else was spent on these records.
             _LOG.info("%s declines: %s", self.name, error)
-            allowed = self._rounds_uncharged > 0
-            why = "the budget does not allow another one" if allowed else "all of them are charged"
-            reason = f"{self.name} allows {self.rounds} rounds: {why}."[:MOST_TEXT]
+            reason = self._refusal(last=task.last)[:MOST_TEXT]
         except LedgerError as error:
             _LOG.error("The ledger of %s: %s", self.name, error)
             raise MessageError(
@@ -256,7 +304,29 @@ class Hospital:
             reason=reason,
             randomness="" if self.epsilon is None else self._plan.randomness,
             rounds_left=None if self.epsilon is None else self.rounds_left,
+            sums=sums,
         )
+
+    def _refusal(self, *, last: bool) -> str:
+        """Returns why this hospital declines, in a sentence that says nothing of its budget."""
+        if last:
+            done = bool(self._steps_charged(self._sums_plan))
+            why = "they are charged already" if done else "the budget does not allow them"
+            return f"{self.name} gives its sums once: {why}."
+        allowed = self._rounds_uncharged > 0
+        why = "the budget does not allow another one" if allowed else "all of them are charged"
+        return f"{self.name} allows {self.rounds} rounds: {why}."
+
+    def _release_sums(self, task: Task) -> SiteSums:
+        """Returns the sums of the last phase, which are charged before they are computed."""
+        plan, window = self._sums_plan, self._window
+        if plan is None or window is None or self.epsilon is None:
+            raise MessageError(f"{self.name} has no last phase: it is not private.")
+        if self._steps_charged(plan):
+            raise BudgetExhaustedError("the sums are charged.")
+        budgets = [(self.epsilon, self.delta)]
+        with self.ledger.reserved(plan, seeded=self._seeded, budgets=budgets):
+            return window.sums(task)
 
     def _round(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context that charges one round before its body runs."""
@@ -281,8 +351,10 @@ class Hospital:
         """Epsilon of this study's releases alone, at `delta`: what the consortium is told."""
         if self.epsilon is None:
             return math.inf
-        charged = self._charged
-        return self._plan.replace(num_releases=charged).epsilon(self.delta) if charged else 0.0
+        plans = [self._plan, *([] if self._sums_plan is None else [self._sums_plan])]
+        charged = [plan.replace(num_releases=self._steps_charged(plan)) for plan in plans]
+        *others, last = charged
+        return last.epsilon(self.delta, [plan.dp_event for plan in others if plan.num_releases])
 
     @property
     def rounds_left(self) -> int:
@@ -301,10 +373,16 @@ class Hospital:
 
     @property
     def _charged(self) -> int:
-        """Releases of this study that are in the ledger."""
+        """Releases of this study's rounds that are in the ledger."""
+        return self._steps_charged(self._plan)
+
+    def _steps_charged(self, plan: PrivacyPlan | None) -> int:
+        """Returns how many releases of a plan are in the ledger."""
+        if plan is None:
+            return 0
         # Whichever generator a round's noise came from.
         common = {"num_releases": 1, "randomness": ""}
-        step = self._plan.replace(**common)
+        step = plan.replace(**common)
         same = (entry for entry in self.ledger.entries if entry.plan.replace(**common) == step)
         return sum(entry.steps for entry in same)
 
@@ -316,15 +394,18 @@ class Hospital:
             budget_epsilon=self.epsilon,
             num_records=self.num_records,
             seeded=self._seeded,
-            caveats=CAVEATS,
+            caveats=CAVEATS if self._window is None else (*CAVEATS[:-1], CALIBRATED_CAVEAT),
         )
 
 
 @functools.lru_cache(maxsize=64)
 def _calibrated(
-    plan: PrivacyPlan, epsilon: float, delta: float, events: tuple[DpEvent, ...]
-) -> PrivacyPlan:
-    return plan.calibrated(epsilon, delta, events)
+    plans: tuple[PrivacyPlan, ...], epsilon: float, delta: float, events: tuple[DpEvent, ...]
+) -> list[PrivacyPlan]:
+    """Returns plans that share a budget, with their noise."""
+    if len(plans) == 1:
+        return [plans[0].calibrated(epsilon, delta, events)]
+    return calibrate_together(plans, epsilon=epsilon, delta=delta, prior_events=events)
 
 
 def _kind(plan: PrivacyPlan) -> tuple[object, ...]:

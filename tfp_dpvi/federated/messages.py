@@ -19,6 +19,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
+from tfp_dpvi.federated.sums import Shapes, SiteSums, num_numbers
 
 MOST_TEXT = 300
 MOST_UNANSWERED = 20
@@ -46,6 +47,8 @@ class StudyTerms:
       clip: The bound on the norm of a record's gradient; None where there is none.
       start_precision: The precision of each coordinate that a hospital's steps start from, if that
         is not the posterior's.
+      sums: The shapes of the sums that each hospital releases once, after the rounds, for the
+        calibrated posterior; see `SiteSums`. Empty without that phase.
 
     Terms are compared by content: what another study has otherwise is refused, and named.
 
@@ -81,6 +84,7 @@ class StudyTerms:
     likelihood: tuple[float, ...] = ()
     clip: float | None = None
     start_precision: float = 0.0
+    sums: Shapes = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check.text("name", self.name, "pass the name of the study")
@@ -104,6 +108,7 @@ class StudyTerms:
         object.__setattr__(self, "start_precision", start)
         values = tuple(check.real("likelihood", value, "numbers") for value in self.likelihood)
         object.__setattr__(self, "likelihood", values)
+        object.__setattr__(self, "sums", _shapes(self.sums))
 
     @property
     def floor(self) -> np.ndarray:
@@ -151,7 +156,8 @@ class StudyTerms:
     @property
     def most_bytes(self) -> int:
         """Bytes of the longest message."""
-        return _MOST_OTHER + 2 * _PER_NUMBER * (self.prior.shift.size + self.prior.precision.size)
+        numbers = 2 * (self.prior.shift.size + self.prior.precision.size)
+        return _MOST_OTHER + _PER_NUMBER * (numbers + num_numbers(self.sums))
 
     def _to_json(self, **settings: Any) -> str:
         return json.dumps(dataclasses.asdict(self), default=np.ndarray.tolist, **settings)
@@ -181,11 +187,26 @@ class StudyTerms:
                 f"{os.fspath(path)!r} holds no terms: it is nested too deeply."
             ) from None
         terms, parts = _fields_of(cls), _fields_of(Factor)
-        fields = check.fields("the file of terms", fields, needed=terms, known=terms)
+        # Files of earlier versions are of studies without the last phase.
+        needed = [name for name in terms if name != "sums"]
+        fields = check.fields("the file of terms", fields, needed=needed, known=terms)
         prior = check.fields("prior", fields["prior"], needed=parts, known=parts)
         if not isinstance(fields["likelihood"], list):
             raise ValueError("likelihood is no list of numbers; write the terms with `save`.")
         return cls(**{**fields, "prior": Factor(**prior)})
+
+
+def _shapes(value: check.Unchecked) -> Shapes:
+    """Returns shapes by name, checked."""
+    shapes = check.fields("sums", value)
+    if shapes and not {"score", "matrix"} <= shapes.keys():
+        raise ValueError("sums lack a score or a matrix; write the terms with `save`.")
+    known = {}
+    for name, shape in shapes.items():
+        if not isinstance(shape, list | tuple):
+            raise TypeError(f"sums has no shape of {name!a:.99}; write the terms with `save`.")
+        known[name] = tuple(check.count("sums", length) for length in shape)
+    return known
 
 
 def _digest(value: check.Unchecked) -> str:
@@ -271,6 +292,7 @@ class Task(_Message):
       cavity: The posterior without the hospital's own factor; it may be improper.
       unanswered: Names of earlier requests to the hospital that it did not answer in time. If it
         has made a reply to one of them, that is its answer, for which it has paid.
+      last: Whether the hospital is asked for its sums at the mean of `posterior`, after the rounds.
 
     ```python
     >>> import numpy as np
@@ -285,6 +307,7 @@ class Task(_Message):
     posterior: Factor
     cavity: Factor
     unanswered: tuple[str, ...] = ()
+    last: bool = False
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: StudyTerms) -> Task:
@@ -308,6 +331,9 @@ class Task(_Message):
             f"unanswered is no list of at most {MOST_UNANSWERED} names of requests.",
         )
         fields["unanswered"] = tuple(earlier)
+        last = fields["last"]
+        need(isinstance(last, bool), f"last={last!r:.99} is neither true nor false.")
+        need(not last or bool(terms.sums), "the study has no last phase: it is not calibrated.")
         task = cls(**fields)
         need(task.posterior.proper, "the posterior of the task is no normal distribution.")
         return task
@@ -323,12 +349,13 @@ class Reply(_Message):
       request: Name of the request.
       number: How often the hospital was asked before.
       change: The factor by which to multiply the hospital's own and the posterior, before damping;
-        None if the hospital declines.
+        None if the hospital declines, or is asked for its sums.
       epsilon: Epsilon that the hospital reports for this study; infinite where nothing is private.
       delta: Delta of that epsilon.
       reason: Why the hospital declines.
       randomness: "secure" if the hospital states that its noise is a cryptographic generator's.
       rounds_left: Rounds that the hospital still allows; None for any number.
+      sums: The sums of the last phase, or None.
 
     ```python
     >>> import numpy as np
@@ -350,6 +377,7 @@ class Reply(_Message):
     reason: str = ""
     randomness: str = ""
     rounds_left: int | None = None
+    sums: SiteSums | None = None
 
     @classmethod
     def from_bytes(cls, message: bytes, terms: StudyTerms) -> Reply:
@@ -386,6 +414,13 @@ class Reply(_Message):
                 f"the change has norm {change.norm:.4g}, and the study takes at most "
                 f"most_change={terms.most_change:g}.",
             )
+        if fields["sums"] is not None:
+            need(bool(terms.sums), "it has sums, and the study is not calibrated.")
+            need(fields["change"] is None, "it has both a change and sums.")
+            try:
+                fields["sums"] = SiteSums.from_json(fields["sums"], terms.sums)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise MessageError(f"sums are refused: {check.first_line(error)}") from None
         return cls(**fields)
 
 

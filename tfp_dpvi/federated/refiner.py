@@ -27,6 +27,7 @@ from tfp_dpvi.data.streaming import is_source
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.scoring import ScoringSteps
 from tfp_dpvi.federated.study import Study
+from tfp_dpvi.federated.window import WindowSteps
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.optimizers import DPOptimizer
 from tfp_dpvi.sampling import BatchNeeds
@@ -163,6 +164,7 @@ class Refiner:
         self._num_steps = 0
         self._num_words: dict[Hashable, int] = {}  # Of a step, by the mechanism's identity.
         self._pairings: dict[str, Pairing | None] = {}  # By the records' shapes.
+        self.window = None if study.point is None else WindowSteps(study.point)
 
     def data(
         self,
@@ -170,7 +172,7 @@ class Refiner:
         y: Structure | None,
         num_records: int | None,
         weight: np.ndarray | None = None,
-    ) -> Data:
+    ) -> ArrayData:
         """Returns records, checked, with their sampler.
 
         Args:

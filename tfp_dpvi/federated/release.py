@@ -72,6 +72,9 @@ class StepRelease:
       x: Records in memory.
       y: Their outcomes; None for a likelihood of whole records.
       num_records: The public number of records; None for that of `x`.
+
+    Attributes:
+      data: The records, which the last phase uses too.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class StepRelease:
             )
         self._settings = settings
         data = refiner.data(x, y, num_records)
+        self.data = data
         self.num_records, self._tensors = data.num_records, data.tensors
         self.mechanism = refiner.mechanism(data, settings.relation, settings.randomness)
         self.draft = self.mechanism.plan(settings.rounds * settings.study.terms.local_steps)

@@ -16,9 +16,10 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import MessageError, StudyTerms, Task
 from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
+from tfp_dpvi.federated.sums import Shapes, SiteSums
 from tfp_dpvi.privacy.sensitivity import Json
 
-_FORMAT = 1
+_FORMAT = 2
 _SCHEDULES = {kind.__name__: kind for kind in (Schedule, Synchronous, Sequential, Asynchronous)}
 
 
@@ -94,6 +95,8 @@ class State:
     capped: dict[str, float]
     silent: list[str]
     refusing: list[str]
+    place: Factor | None = None
+    sums: dict[str, SiteSums] = dataclasses.field(default_factory=dict)
 
 
 class Store:
@@ -193,7 +196,7 @@ def _names(kind: type) -> list[str]:
 
 
 def _to_json(value: Round | Json) -> str:
-    def plain(part: np.ndarray | Factor | Task) -> Json | list[float]:
+    def plain(part: np.ndarray | Factor | Task | SiteSums) -> Json | list[float]:
         return part.tolist() if isinstance(part, np.ndarray) else dataclasses.asdict(part)
 
     return json.dumps(
@@ -259,7 +262,14 @@ def _state(fields: Json, terms: StudyTerms) -> State:
         capped=_named(fields["capped"], float),
         silent=_texts(fields["silent"]),
         refusing=_texts(fields["refusing"]),
+        place=None if fields["place"] is None else Factor(**fields["place"]),
+        sums=_sums(fields["sums"], terms.sums),
     )
+
+
+def _sums(fields: Json, shapes: Shapes) -> dict[str, SiteSums]:
+    named = _named(fields, dict)
+    return {name: SiteSums.from_json(value, shapes) for name, value in named.items()}
 
 
 def _round(fields: Json) -> Round:

@@ -24,6 +24,7 @@ from tfp_dpvi.federated.messages import (
 )
 from tfp_dpvi.federated.saved import Round, State, Store
 from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
+from tfp_dpvi.federated.sums import SiteSums
 
 __all__ = ["Asynchronous", "Round", "Schedule", "Sequential", "Server", "Synchronous"]
 
@@ -32,6 +33,8 @@ _LOG = logging.getLogger("tfp_dpvi")
 # it may change a standard deviation.
 _MOST_MOVED = 1.0
 _MOST_STRETCHED = 2.0
+# How often a hospital that does not answer is asked for its sums.
+_MOST_ASKED = 3
 
 
 class Server:
@@ -40,6 +43,9 @@ class Server:
     A driver (`simulate`, or `FlowerRun`) sends what `due` returns and hands replies over, as bytes,
     so that the same checks apply. No guarantee rests on it: all it has is a function of what
     hospitals released, and it cannot make a hospital spend more than that hospital's own budget.
+
+    If the study is calibrated, it asks each hospital once more, after the rounds: for its sums at
+    the mean of the posterior, `place`. `Study.calibrated_posterior` makes a posterior of them.
 
     With a folder it saves itself before a task leaves and after each reply, so that a server which
     is killed at any moment loses nothing that a hospital has paid for: see `load`.
@@ -94,6 +100,8 @@ class Server:
         self.retired: dict[str, str] = {}  # Hospitals that declined, and why; their factors stay.
         self.refused: list[str] = []  # Messages, and why.
         self.history: list[Round] = []
+        self.sums: dict[str, SiteSums] = {}  # Of each hospital, in the last phase.
+        self.place: Factor | None = None  # At whose mean they are; set when that phase begins.
         self._evaluate, self._refine_prior = evaluate, refine_prior
         self._asked: dict[str, int] = {}
         self._unanswered: dict[str, list[Task]] = {}  # Tasks whose replies are still welcome.
@@ -155,9 +163,21 @@ class Server:
                 sentences.append(
                     f"{name} allows {left} further rounds of {further}: agree on one number."
                 )
+        if self.place is not None and self.finished:
+            missing = [name for name in self.factors if name not in self.sums]
+            if missing:
+                sentences.append(
+                    f"{', '.join(missing)} gave no sums in the last phase: the calibrated "
+                    "posterior is that of the other hospitals' records."
+                )
         if not self.history:
             return tuple(sentences)
         moved, stretched = movement(self._before_last_round(), self.history[-1].posterior)
+        remedy = (
+            "Read the intervals of the calibrated posterior alone."
+            if self.sums
+            else "Do not trust its intervals; use more rounds, a smaller damping, or more records."
+        )
         faults = []
         if moved > _MOST_MOVED:
             faults.append(f"moved a mean by {moved:.2g} of its standard deviations")
@@ -166,8 +186,7 @@ class Server:
         if faults:
             sentences.append(
                 f"the last round of updates still {' and '.join(faults)}: the posterior may not "
-                "have settled, or is narrower than the noise\nfor privacy. Do not trust its "
-                "intervals; use more rounds, a smaller damping, or more records."
+                f"have settled, or is narrower than the noise\nfor privacy. {remedy}"
             )
         step = 1 if self.schedule.waits and not self.schedule.one_by_one else len(active) or 1
         ends = [update.posterior for update in self.history][::-1][::step][::-1]
@@ -232,6 +251,26 @@ class Server:
         """Returns the hospitals to ask now."""
         if self._again:
             return [name for name in self.factors if name in self._again]
+        return (self._next_in_rounds() if self.place is None else []) or self._next_for_sums()
+
+    def _next_for_sums(self) -> list[str]:
+        """Returns the hospitals to ask for their sums: once all rounds are over."""
+        active = self._active()
+        is_first = self.place is None
+        if not self.terms.sums or not self.history or (self._open and is_first):
+            return []
+        if is_first and (len(active) < self.schedule.quorum or self._is_waiting()):
+            return []
+        return [
+            name
+            for name in active
+            if name not in self.sums
+            and name not in self._open
+            and sum(task.last for task in self._unanswered.get(name, [])) < _MOST_ASKED
+        ]
+
+    def _next_in_rounds(self) -> list[str]:
+        """Returns the hospitals to ask for a change now."""
         active, last = self._active(), self.schedule.rounds
         waiting = self._is_waiting()
         if len(active) < self.schedule.quorum or (self._open and (self.schedule.waits or waiting)):
@@ -252,7 +291,10 @@ class Server:
 
     def due(self) -> list[Task]:
         """Returns the tasks to send now; each counts as sent."""
-        tasks = [self._task(hospital) for hospital in self._next()]
+        names = self._next()
+        if names and not self._again and self.place is None and not self._next_in_rounds():
+            self.place = self.posterior
+        tasks = [self._task(hospital) for hospital in names]
         self._again = set()
         self._open.update({task.hospital: task.request for task in tasks})
         if tasks:
@@ -262,17 +304,20 @@ class Server:
     def _task(self, hospital: str) -> Task:
         """Returns the last task if it is to be repeated, else a new one."""
         tasks = self._unanswered.setdefault(hospital, [])
-        if hospital in self._again or (self._is_waiting() and self._can_repeat(hospital)):
+        last = self.place is not None
+        repeats = not last and self._is_waiting() and self._can_repeat(hospital)
+        if hospital in self._again or repeats:
             return tasks[-1]
-        posterior = self.posterior
+        posterior = self.posterior if self.place is None else self.place
         task = Task(
             self.terms.identity,
             hospital,
             uuid.uuid4().hex,
             self._asked[hospital],
             posterior,
-            cavity=posterior / self.factors[hospital],
+            cavity=posterior if last else posterior / self.factors[hospital],
             unanswered=tuple(earlier.request for earlier in tasks),
+            last=last,
         )
         self._asked[hospital] += 1
         self._refusing.discard(hospital)
@@ -317,6 +362,7 @@ class Server:
                 reply.number == tasks[reply.request].number,
                 f"number={reply.number} is not that of the request.",
             )
+            self._check_sums(sender, tasks[reply.request], reply)
         except MessageError as error:
             self.refuse(sender, str(error))
             return False
@@ -325,7 +371,9 @@ class Server:
         self.epsilon[sender], self.randomness[sender] = reply.epsilon, reply.randomness
         if reply.rounds_left is not None:
             self.rounds_left[sender] = reply.rounds_left
-        if reply.change is None:
+        if reply.sums is not None:
+            self.sums[sender] = reply.sums
+        elif reply.change is None:
             _LOG.warning("%s declines: %s", sender, reply.reason)
             self.retired[sender] = reply.reason
         else:
@@ -338,6 +386,25 @@ class Server:
         self._open.pop(sender, None)
         self._end_request()
         return True
+
+    def _check_sums(self, sender: str, task: Task, reply: Reply) -> None:
+        """Refuses sums that were not asked for, or that are not like the other hospitals'."""
+        sums = reply.sums
+        need(sums is None or task.last, "it has sums, and a change was asked for.")
+        need(reply.change is None or not task.last, "it has a change, and sums were asked for.")
+        if sums is None:
+            return
+        cap = self._caps.get(sender)
+        need(
+            cap is None or sums.num_records == cap.num_records,
+            f"its sums are of {sums.num_records} records, and it has declared others.",
+        )
+        for name, other in self.sums.items():
+            need(
+                sums.agrees(other),
+                f"its sums are in other coordinates than those of {name}: agree on one version of "
+                "this library, and on the public inputs.",
+            )
 
     def _within_cap(self, hospital: str, task: Task, change: Factor) -> Factor:
         """Returns the part of a change that the hospital's declared records can account for."""
@@ -481,7 +548,8 @@ class Server:
         before = self.posterior
         self.factors = self._others(hospital)
         self.retired[hospital] = "it was dropped."
-        for kept in (self._open, self._unanswered, self._held, self._capped, self._asked):
+        kept_by_name = (self._open, self._unanswered, self._held, self._capped, self._asked)
+        for kept in (*kept_by_name, self.sums):
             kept.pop(hospital, None)
         self._again.discard(hospital)
         self._note(before, (), 1.0, {})
@@ -508,6 +576,8 @@ class Server:
             capped=self._capped,
             silent=sorted(self._silent),
             refusing=sorted(self._refusing),
+            place=self.place,
+            sums=self.sums,
         )
 
     def _save(self) -> None:
@@ -563,6 +633,7 @@ class Server:
         for name in names:
             setattr(server, name, getattr(state, name))
         server.history = history
+        server.place, server.sums = state.place, state.sums
         server._asked, server._unanswered = state.asked, state.unanswered
         server._held, server._again = state.held, set(state.under_way)
         server._capped = state.capped

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Structure, keras
+from tfp_dpvi.federated.calibrated import StudyPosterior
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import Task
@@ -17,6 +18,7 @@ from tfp_dpvi.federated.on_messages import MessageHospital
 from tfp_dpvi.federated.refiner import Refiner
 from tfp_dpvi.federated.server import Round, Schedule, Server, Synchronous
 from tfp_dpvi.federated.study import Study
+from tfp_dpvi.federated.sums import SiteSums
 from tfp_dpvi.privacy import PrivacyReport
 
 HospitalRecords = tuple[Structure, Structure | None]
@@ -37,6 +39,10 @@ class History:
       refused: Messages that the server refused.
       reports: The report of each private hospital.
       caveats: What to know about the posterior: `Server.caveats`.
+      calibrated: The posterior of the last phase, whose spread includes the noise, with its checks;
+        None for a study without that phase, or if no hospital gave its sums.
+      place: The posterior at whose mean the sums of the last phase are.
+      sums: Each hospital's sums.
 
     ```python
     >>> from tfp_dpvi._tf import tfd
@@ -63,6 +69,9 @@ class History:
     refused: list[str]
     reports: dict[str, PrivacyReport]
     caveats: tuple[str, ...] = ()
+    calibrated: StudyPosterior | None = None
+    place: Factor | None = None
+    sums: dict[str, SiteSums] = dataclasses.field(default_factory=dict)
 
     def plot(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
         """Draws parameters, factors, epsilon, the guard and the evaluation over updates.
@@ -145,6 +154,7 @@ def simulate(
         study.terms, taking_part, schedule, evaluate=evaluate, refine_prior=refine_prior
     )
     _play(server, taking_part, verbose, np.random.default_rng(seed))
+    calibrated = study.calibrated_posterior(server) if server.sums else None
     return History(
         rounds=server.history,
         posterior=server.posterior,
@@ -157,6 +167,9 @@ def simulate(
             if hospital.epsilon is not None
         },
         caveats=server.caveats,
+        calibrated=calibrated,
+        place=server.place,
+        sums=server.sums,
     )
 
 
@@ -167,7 +180,8 @@ def _play(
 
     Asynchronous hospitals take exponential times, each with its own mean.
     """
-    steps, shown_now = server.schedule.rounds * len(hospitals), ["epsilon", "guard", "evaluation"]
+    num_asked = server.schedule.rounds + bool(server.terms.sums)
+    steps, shown_now = num_asked * len(hospitals), ["epsilon", "guard", "evaluation"]
     bar = keras.utils.Progbar(steps, verbose=verbose, unit_name="reply", stateful_metrics=shown_now)
     speed = {name: rng.uniform(0.5, 2.0) for name in hospitals}
     under_way: list[Task] = []

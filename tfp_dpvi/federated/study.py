@@ -19,15 +19,19 @@ from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.calibrated.mixture import gaussian_prior
+from tfp_dpvi.calibrated.posterior import FAILURES
 from tfp_dpvi.data import Schema, make_records
 from tfp_dpvi.data.records import by_column
+from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
 from tfp_dpvi.federated.columns import Columns
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import StudyTerms
+from tfp_dpvi.federated.window import CannotCalibrateError, PublicPoint
 from tfp_dpvi.optimizers import DPOptimizer, InformationOptimizer, TermwiseOptimizer
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
+_NUM_INPUTS = 512  # Of a schema.
 _EXAMPLES = 4  # Records at which likelihoods are compared.
 
 
@@ -62,6 +66,14 @@ class Study:
       example: `(x, y)` of a few public or invented records, instead of a schema; y is None for
         whole records.
 
+      calibrated: Whether each hospital releases, after the rounds, sums at the posterior's mean,
+        from which a posterior is computed whose spread includes the noise; two thirds of its
+        budget are for them. None does so where the model can: it needs `public_inputs`, a schema or
+        an example, a clip, privacy "worker", and a likelihood whose outcomes can be drawn.
+      public_inputs: Public or invented x like the hospitals' records, for the coordinates of these
+        sums; the same at every hospital. None for inputs of the schema's centres and spreads, or
+        standard ones.
+
     Studies are compared by their terms, and a schema or an example lets them compare what the
     likelihood computes. Without one they compare its source text.
 
@@ -70,10 +82,12 @@ class Study:
       bayesian_model: Prior and likelihood.
       normal_prior: True if the prior is a normal of the family over the unconstrained parameters.
         If not, a factor stands for it that the server refines, see `refine_prior`.
+      point: The sums of the last phase, or None without one.
+      not_calibrated: Why there is no last phase; empty if there is one.
 
     Raises:
       TypeError: The optimizer is no DP-Keras optimizer, or one for groups of records.
-      ValueError: A value is unknown or out of its range.
+      ValueError: A value is unknown or out of its range, or `calibrated=True` cannot be.
 
     ```python
     >>> from tfp_dpvi._tf import tfd
@@ -111,6 +125,8 @@ class Study:
         schema: Schema | None = None,
         outcome: str | None = None,
         example: tuple[Structure, Structure | None] | None = None,
+        calibrated: bool | None = None,
+        public_inputs: Structure | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
@@ -154,6 +170,8 @@ class Study:
         if self.columns is not None:
             example = self.columns.example()
         self.example = example
+        self._public_inputs = public_inputs
+        self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
         self.terms = StudyTerms(
             name,
             factor,
@@ -165,7 +183,39 @@ class Study:
             likelihood=() if example is None else self._values(factor, *example),
             clip=bound,
             start_precision=0.0 if self.by_information else self.initial_stddev**-2,
+            sums={} if self.point is None else self.point.shapes,
         )
+
+    def _calibrate(self, calibrated: bool | None, privacy: str) -> tuple[PublicPoint | None, str]:
+        """Returns the last phase where there is one, and else why there is none."""
+        if calibrated is False:
+            return None, "calibrated=False"
+        try:
+            return self._public_point(privacy), ""
+        except FAILURES as reason:
+            if not calibrated and self._public_inputs is None:
+                return None, check.first_line(reason)
+            if not isinstance(reason, CannotCalibrateError):
+                raise
+            raise ValueError(
+                f"calibrated=True does not apply: {reason}.\n"
+                "Leave calibrated and public_inputs out for intervals without the noise."
+            ) from reason
+
+    def _public_point(self, privacy: str) -> PublicPoint:
+        """Returns the sums of the last phase; raises `CannotCalibrateError` if there are none."""
+        if privacy != "worker":
+            raise CannotCalibrateError("the noise is on messages, not in each step")
+        if self.optimizer.clip.finite_bound is None:
+            raise CannotCalibrateError("the optimizer has no clip, so that nothing is private")
+        example, inputs = self.example, self._public_inputs
+        if example is None:
+            raise CannotCalibrateError(
+                "nothing says what records are like: pass a schema, or an example"
+            )
+        if inputs is None and self.columns is not None:
+            inputs = self.columns.public_inputs(_NUM_INPUTS)
+        return PublicPoint(self.bayesian_model, self.coordinates, example, inputs)
 
     def _settings(self) -> dict[str, str]:
         """Returns the settings that hospitals must share, as texts."""
@@ -175,6 +225,8 @@ class Study:
         settings["optimizer"] = json.dumps(kept, sort_keys=True, default=str)
         if self.columns is not None and self.columns.outcome is not None:
             settings["outcome"] = self.columns.outcome
+        if self._public_inputs is not None:
+            settings["public_inputs"] = _digest_of(self._public_inputs)
         if self.example is None:
             settings["code"] = _source(self.likelihood)
         return settings
@@ -270,6 +322,36 @@ class Study:
 
     # ------------------------------------------------------------------ the posterior
 
+    def calibrated_posterior(
+        self,
+        released: Released,
+        *,
+        weights: str = "sum",
+    ) -> StudyPosterior:
+        """Returns the posterior of the sums of the last phase; it touches no record.
+
+        It warns of what its checks say.
+
+        Args:
+          released: The study's server, or its history.
+          weights: "sum" adds the hospitals' sums as they are: right for every division of the
+            records. "precision" gives less weight to hospitals with more noise, if a test does not
+            find that their records are unlike; else it adds, and says so.
+
+        Raises:
+          ValueError: The study has no last phase, no hospital gave its sums, or they give no
+            posterior.
+        """
+        if self.point is None:
+            raise ValueError(
+                f"the study has no calibrated posterior: {self.not_calibrated}. "
+                "Make it with calibrated=True."
+            )
+        if released.place is None or not released.sums:
+            raise ValueError("no hospital gave its sums yet: play the study to its end.")
+        sums = dict(sorted(released.sums.items()))
+        return combine(self.point, released.place.mean, sums, weights=weights)
+
     def posterior(self, factor: Factor) -> tfd.Distribution:
         """Returns a proper factor, such as `history.posterior`, as a TFP distribution.
 
@@ -307,6 +389,15 @@ class Study:
           num_draws: Number of draws from the posterior.
         """
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
+
+
+def _digest_of(structure: Structure) -> str:
+    """Returns a digest of public arrays."""
+    digest = hashlib.sha256()
+    for part in tf.nest.flatten(structure):
+        array = np.asarray(part)
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _source(function: Callable[..., Any]) -> str:

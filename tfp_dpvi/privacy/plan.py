@@ -227,18 +227,45 @@ class PrivacyPlan:
                 f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
                 "before; this call spent no privacy."
             )
-        q = getattr(self.sampling, "probability", 1.0)
-        replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-        guess = unit * calibration.guess_noise_multiplier(
-            epsilon - spent, delta, q, self.num_releases, replace
-        )
+        guess = self._guess(epsilon - spent, delta)
 
         def epsilon_of(z: float) -> float:
             return self.replace(noise_multiplier=z).epsilon(delta, prior_events)
 
         smallest = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess)
         return self.replace(noise_multiplier=smallest)
+
+    def for_share(self, share: float) -> "PrivacyPlan":
+        """Returns this plan with the noise of a share of a budget, up to a common factor.
+
+        A release of sensitivity A at rate q and noise z adds (q A / z)^2 to the squared mu of
+        Gaussian differential privacy, to first order.
+
+        Args:
+          share: The share of squared mu, above 0.
+        """
+        rate = getattr(self.sampling, "probability", 1.0)
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        noise = rate * unit * math.sqrt(self.num_releases / share)
+        return self.replace(noise_multiplier=noise)
+
+    def scaled_as(self, before: "PrivacyPlan", after: "PrivacyPlan") -> "PrivacyPlan":
+        """Returns this plan with its noise multiplied as that of another plan was.
+
+        Args:
+          before: The other plan as it was.
+          after: The other plan as it is.
+        """
+        factor = after.noise_multiplier / before.noise_multiplier
+        return self.replace(noise_multiplier=factor * self.noise_multiplier)
+
+    def _guess(self, left: float, delta: float) -> float:
+        """Returns a rough noise multiplier for an epsilon that is left."""
+        q = getattr(self.sampling, "probability", 1.0)
+        replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        guess = calibration.guess_noise_multiplier(left, delta, q, self.num_releases, replace)
+        return unit * guess
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
@@ -355,6 +382,70 @@ def plan_counts(
         others = [*prior_events, *(plan.dp_event for plan in plans[:-1])]
         plans[-1] = plans[-1].calibrated(epsilon, delta, others)
     return plans
+
+
+def calibrate_together(
+    plans: Sequence[PrivacyPlan],
+    *,
+    epsilon: float,
+    delta: float,
+    prior_events: Sequence[DpEvent] = (),
+) -> list[PrivacyPlan]:
+    """Returns plans that share one budget, their noise multiplied by one factor.
+
+    The budget is that of all their releases together, as a heterogeneous composition.
+
+    Args:
+      plans: At least one plan, all under one neighboring relation and accountant. Their noise
+        multipliers, above 0, say how much noise each has relative to the others.
+      epsilon: The budget, prior events included.
+      delta: Its delta.
+      prior_events: The events of earlier releases on the same data.
+
+    Returns:
+      The plans with the smallest noise that meets the budget.
+
+    Raises:
+      BudgetExhaustedError: The prior events use up the budget.
+      ValueError: A plan has no noise, or plans differ in relation or accountant.
+
+    ```python
+    >>> from tfp_dpvi.privacy import PoissonSampling
+    >>> steps = PrivacyPlan(PoissonSampling(0.1), noise_multiplier=1.0, num_releases=100)
+    >>> last = PrivacyPlan(FullBatch(), noise_multiplier=4.0, num_releases=1)
+    >>> both = calibrate_together([steps, last], epsilon=1.0, delta=1e-5)
+    >>> round(both[1].noise_multiplier / both[0].noise_multiplier, 6)
+    4.0
+    >>> 0.99 < both[1].epsilon(1e-5, [both[0].dp_event]) <= 1.0
+    True
+
+    ```
+    """
+    epsilon, delta = check.epsilon(epsilon), check.delta(delta)
+    kinds = {(plan.neighboring_relation, plan.accountant) for plan in plans}
+    if len(kinds) != 1 or not all(plan.noise_multiplier > 0.0 for plan in plans):
+        raise ValueError(
+            "plans must have noise, one neighboring relation and one accountant; pass at least one."
+        )
+    first = plans[0]
+    spent = first.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
+    if spent >= epsilon:
+        raise BudgetExhaustedError(
+            f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
+            "before; this call spent no privacy."
+        )
+
+    def with_factor(factor: float) -> list[PrivacyPlan]:
+        return [plan.replace(noise_multiplier=factor * plan.noise_multiplier) for plan in plans]
+
+    def epsilon_of(factor: float) -> float:
+        *others, last = with_factor(factor)
+        return last.epsilon(delta, [*prior_events, *(plan.dp_event for plan in others)])
+
+    # Each needs so much noise alone, and all of them somewhat more.
+    ratios = [plan._guess(epsilon - spent, delta) / plan.noise_multiplier for plan in plans]
+    guess = math.hypot(*ratios)
+    return with_factor(calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess))
 
 
 def compose(prior_events: Sequence[DpEvent], event: DpEvent) -> DpEvent:

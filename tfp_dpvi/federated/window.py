@@ -1,0 +1,356 @@
+"""A study's last phase at a hospital: one private release of its sums at a public point."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+
+from tfp_dpvi import _keystream
+from tfp_dpvi._keystream import SECURE, Keystream, Tapes
+from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.bayes.coordinates import Coordinates
+from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.calibrated.centred_fit import standard_inputs
+from tfp_dpvi.calibrated.clip import NUM_BLOCKS
+from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.requirements import CannotPairError
+from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.whitening import ReleasedSums
+from tfp_dpvi.data import ArrayData, make_records
+from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.federated.messages import Task
+from tfp_dpvi.federated.sums import NUM_RELEASES, Shapes, SiteSums
+from tfp_dpvi.gradients import StepSpec
+from tfp_dpvi.optimizers.scoring import ScoringOptimizer
+from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi.sampling import FullBatchSampler
+from tfp_dpvi.training import CompiledSteps, Mechanism, initial_state, new_key
+from tfp_dpvi.training.compiled import KEY
+
+# Of the budget, as squared mu of Gaussian differential privacy: the rest is for the rounds.
+SHARE = 2.0 / 3.0
+# Records by which the prior counts in the coordinates, the same for all hospitals.
+_NUM_RECORDS = 1000
+# Records at a time.
+_PHYSICAL = 1024
+# Steps of a round never have such numbers, so that no draw of a seed's key occurs twice.
+_FIRST = 2**40
+
+
+class CannotCalibrateError(ValueError):
+    """Raised where a study's model has no last phase.
+
+    ```python
+    >>> issubclass(CannotCalibrateError, ValueError)
+    True
+
+    ```
+    """
+
+
+class PublicPoint:
+    """The sums that a study releases in its last phase, and where.
+
+    Args:
+      model: Prior and likelihood.
+      coordinates: The study's coordinates.
+      example: `(x, y)` of a few public or invented records.
+      public_inputs: Public inputs like the hospitals', or None for standard ones.
+
+    Attributes:
+      scoring: Scores, coordinates and moments at the public inputs.
+      shapes: The shapes of the sums, by name.
+
+    Raises:
+      CannotCalibrateError: The centred clip does not apply to the model.
+      ValueError: The public inputs do not fit, or carry no information.
+    """
+
+    def __init__(
+        self,
+        model: BayesianModel,
+        coordinates: Coordinates,
+        example: tuple[Structure, Structure | None],
+        public_inputs: Structure | None,
+    ) -> None:
+        x, y = (by_column(name, part) for name, part in zip("xy", example, strict=True))
+        records = make_records(x, y, None, dtype=model.dtype, validate=True)
+        try:
+            pairing = Pairing(model, records, log_scales=True)
+        except CannotPairError as reason:
+            raise CannotCalibrateError(f"{reason}") from reason
+        if pairing.is_bound:
+            raise CannotCalibrateError("the likelihood's density is a bound, not exact")
+        self._from_study = coordinates
+        size = len(pairing.index)
+        # Of whole records only the number is read.
+        inputs = zeros_like(records.x, num_inputs(size))
+        if not model.generative:
+            inputs = _inputs_like(records.x, public_inputs, model.dtype, size)
+        self.scoring = Scoring(pairing, inputs, may_widen=False)
+        if not self.scoring.is_informed():
+            raise CannotCalibrateError(
+                "the likelihood has no finite information at the public inputs and the prior's mean"
+            )
+        spec = StepSpec(1.0, 1)
+        joint = {release.name: release.shape for release in self.scoring.gradient(spec).joint}
+        shapes = {
+            "score": (self.scoring.size,),
+            "matrix": tuple(joint["curvature"]),
+            "scale": (),
+            "excess": (),
+        }
+        if "ranks" in joint:
+            shapes["ranks"] = tuple(joint["ranks"])
+        self.shapes: Shapes = shapes
+
+    def hold(self, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Fixes parameters and coordinates at a public point.
+
+        Args:
+          mean: The study's unconstrained parameters, shape [D].
+
+        Returns:
+          The coordinates that the likelihood reads, shape [d], and W, shape [d, d].
+        """
+        pairing = self.scoring.pairing
+        params = self._from_study.bijector.forward(tf.constant(mean, self._from_study.dtype))
+        theta = pairing.coordinates.flatten_one(params)[pairing.index]
+        return theta, self.scoring.hold(theta, _NUM_RECORDS)
+
+
+def _inputs_like(
+    x: Structure, public_inputs: Structure | None, dtype: np.dtype, size: int
+) -> Structure:
+    """Returns public inputs of a record's shapes."""
+    num = num_inputs(size)
+    if public_inputs is None:
+        generator = np.random.default_rng(0)
+        try:
+            return tf.nest.map_structure(lambda part: standard_inputs(part, num, generator), x)
+        except ValueError:
+            raise CannotCalibrateError(
+                "x has integers, whose values are not known before: pass public_inputs"
+            ) from None
+    inputs = make_records(
+        by_column("public_inputs", public_inputs), None, None, dtype=dtype, validate=True
+    ).x
+    wanted, got = (
+        tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
+        for each in (x, inputs)
+    )
+    if wanted != got:
+        raise ValueError(
+            f"public_inputs have the shapes and dtypes {got} of a record, and the example {wanted}."
+        )
+    given = len(tf.nest.flatten(inputs)[0])
+    if given < least_inputs(size):
+        raise ValueError(
+            f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
+            f"pass at least {least_inputs(size)}."
+        )
+    return inputs
+
+
+class WindowSteps:
+    """Runs the last phase of the hospitals of one process.
+
+    Hospitals whose records have the same number and shapes share a trace.
+
+    Args:
+      point: The sums, and the public inputs.
+
+    #### Formal guarantee
+
+    A release is that of its mechanism: the clipped sum of centred scores at a public point, with
+    its joint releases, on all records. Nothing moves between the releases.
+    """
+
+    def __init__(self, point: PublicPoint) -> None:
+        self._point, self._lock = point, threading.Lock()
+        self._compiled = CompiledSteps(
+            ScoringOptimizer(None),
+            tf.distribute.get_strategy(),
+            jit_compile=False,
+            run_eagerly=False,
+        )
+        self._compiled.begin([point.scoring.theta], planned_steps=0, gains_from_xla=False)
+        self._num_steps = _FIRST
+
+    def mechanism(
+        self, data: ArrayData, relation: NeighboringRelation, randomness: str | None
+    ) -> Mechanism:
+        """Returns the release of a hospital, without its noise.
+
+        Args:
+          data: The hospital's records.
+          relation: Its neighboring relation.
+          randomness: None or "secure", see `Hospital`.
+        """
+        num = data.num_records
+        spec = StepSpec(float(num), num)
+        return Mechanism(
+            FullBatchSampler(data.records.num, min(_PHYSICAL, data.records.num)),
+            self._point.scoring.gradient(spec),
+            float(num),
+            num,
+            neighboring_relation=relation,
+            randomness=randomness or "",
+        )
+
+    def trace(self, mechanism: Mechanism, tensors: dict[str, tf.Tensor]) -> None:
+        """Traces the releases, so that errors occur before anything is charged.
+
+        Args:
+          mechanism: The release.
+          tensors: The records, as in `Data.tensors`.
+        """
+        with self._lock:
+            secure = mechanism.randomness == SECURE
+            key = self._tapes(mechanism).spec if secure else KEY
+            self._compiled.steps_for(mechanism, tensors, key)
+
+    def _tapes(self, mechanism: Mechanism) -> Tapes:
+        words = mechanism.num_words()
+        return Tapes(Keystream(_keystream.new_key(), words), NUM_RELEASES)
+
+    def sums(
+        self,
+        mean: np.ndarray,
+        mechanism: Mechanism,
+        tensors: dict[str, tf.Tensor],
+        seed: int | None,
+    ) -> SiteSums:
+        """Returns the released sums at a public point; they are charged.
+
+        Args:
+          mean: The study's unconstrained parameters, shape [D].
+          mechanism: The release, with its noise.
+          tensors: The records, as in `Data.tensors`.
+          seed: The hospital's; None for a key from the operating system.
+        """
+        with self._lock:
+            theta, whitening = self._point.hold(mean)
+            first = self._num_steps
+            self._num_steps += NUM_RELEASES
+            state = initial_state(mechanism, first, NUM_RELEASES)
+            is_secure = mechanism.randomness == SECURE
+            tapes = self._tapes(mechanism) if is_secure else None
+            with contextlib.nullcontext() if tapes is None else contextlib.closing(tapes):
+                if tapes is None:
+                    calls = iter([(NUM_RELEASES, tf.constant(new_key(seed)))])
+                    key = KEY
+                else:
+                    calls, key = tapes.calls(first, NUM_RELEASES), tapes.spec
+                steps = self._compiled.steps_for(mechanism, tensors, key)
+                for num, words in calls:
+                    count = tf.constant(num, tf.int64)
+                    state = steps(state, count, tensors, words, mechanism.noise)
+        names = (release.name for release in mechanism.joint)
+        accumulated = {
+            name: tf.nest.map_structure(np.asarray, part)
+            for name, part in zip(names, state.accumulated, strict=True)
+        }
+        return _site_sums(accumulated, mechanism, theta, whitening)
+
+
+def _site_sums(
+    accumulated: dict[str, Structure],
+    mechanism: Mechanism,
+    theta: np.ndarray,
+    whitening: np.ndarray,
+) -> SiteSums:
+    """Returns the mean released sums of both halves."""
+    del theta
+    blocks = np.arange(NUM_RELEASES) * NUM_BLOCKS // NUM_RELEASES
+    cut = NUM_RELEASES // 2
+    first, second = (
+        ReleasedSums.of_blocks(accumulated, mechanism, used)
+        for used in (blocks[:cut], blocks[cut:])
+    )
+    names = ["score", "matrix", "scale", "excess"]
+    if len(first.ranks):
+        names.append("ranks")
+    return SiteSums(
+        num_records=mechanism.num_records,
+        whitening=whitening,
+        halves={
+            name: np.stack([np.asarray(getattr(side, name)) for side in (first, second)])
+            for name in names
+        },
+        deviations={name: getattr(first, f"{name}_sd") for name in names},
+    )
+
+
+class WindowRelease:
+    """A hospital's release of the last phase.
+
+    Args:
+      steps: Runs it.
+      data: The hospital's records.
+      relation: Its neighboring relation.
+      randomness: None or "secure", see `Hospital`.
+      seed: The hospital's.
+
+    Attributes:
+      draft: The plan of the releases, before its noise is calibrated.
+    """
+
+    def __init__(
+        self,
+        steps: WindowSteps,
+        data: ArrayData,
+        relation: NeighboringRelation,
+        randomness: str | None,
+        seed: int | None,
+    ) -> None:
+        self._steps = steps
+        self._tensors = data.tensors
+        self._seed = seed
+        self.mechanism = steps.mechanism(data, relation, randomness)
+        self.draft = self.mechanism.plan(NUM_RELEASES)
+
+    def begin(self, plan: PrivacyPlan) -> None:
+        """Takes the calibrated plan, and traces the releases."""
+        self.mechanism = self.mechanism.with_noise_of(plan)
+        self._steps.trace(self.mechanism, self._tensors)
+
+    def sums(self, task: Task) -> SiteSums:
+        """Returns the released sums at the mean of a task's posterior; they are charged."""
+        return self._steps.sums(task.posterior.mean, self.mechanism, self._tensors, self._seed)
+
+
+def released_sums(sums: SiteSums, theta: np.ndarray, half: int | None = None) -> ReleasedSums:
+    """Returns sums as those of a single site's window.
+
+    Args:
+      sums: The sums of one or several hospitals.
+      theta: The public point, shape [d].
+      half: The number of a half; None for both.
+    """
+    values = {
+        name: sums.mean(name) if half is None else part[half] for name, part in sums.halves.items()
+    }
+    sd = sums.deviation if half is None else sums.deviations.__getitem__
+    return ReleasedSums(
+        num_steps=NUM_RELEASES if half is None else NUM_RELEASES // 2,
+        theta=theta,
+        score=values["score"],
+        matrix=values["matrix"],
+        scale=float(values["scale"]),
+        excess=float(values["excess"]),
+        ranks=values.get("ranks", np.zeros(0)),
+        wider=np.zeros(0),
+        score_sd=sd("score"),
+        matrix_sd=sd("matrix"),
+        scale_sd=sd("scale"),
+        excess_sd=sd("excess"),
+        ranks_sd=sd("ranks") if "ranks" in values else float("nan"),
+        wider_sd=float("nan"),
+        sampling_rate=1.0,
+    )
