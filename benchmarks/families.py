@@ -11,7 +11,6 @@ is a summary as JSON.
 import argparse
 import json
 import pathlib
-import time
 
 import harness
 import numpy as np
@@ -101,7 +100,6 @@ def truth(name):
 def study(name, size, num, seed, folder):
     """Returns the figures of a family's cells, after running what its file lacks."""
     outcome = FAMILIES[name][0]
-    begun = time.perf_counter()
     rehearsal = dpvi.rehearse_regression(
         FORMULA,
         name,
@@ -117,9 +115,7 @@ def study(name, size, num, seed, folder):
         path=folder / f"{name}-{size}-{seed}.json",
         verbose=0,
     )
-    seconds = round(time.perf_counter() - begun, 1)
-    cells = [{**cell(rehearsal, size, each), "family": name, "seed": seed} for each in EPSILONS]
-    return [{**row, "seconds": seconds} for row in cells]
+    return [{"family": name, "seed": seed, **cell(rehearsal, size, each)} for each in EPSILONS]
 
 
 def cell(rehearsal, size, epsilon):
@@ -150,8 +146,9 @@ def cell(rehearsal, size, epsilon):
         ),
         "warned": round(warned, 4),
         "warnings": rehearsal.warnings(size, epsilon),
-        "is_calibrated": LEAST - 3.0 * error <= coverage <= MOST + 3.0 * error,
+        "is_calibrated": bool(LEAST - 3.0 * error <= coverage <= MOST + 3.0 * error),
         "is_quiet": warned <= MOST_WARNED,
+        "seconds": round(float(np.median([row["seconds"] for row in rows])), 1),
     }
 
 

@@ -1,5 +1,7 @@
 """`benchmarks/families.py`: its cells are those of the families, and its verdicts can fail."""
 
+import json
+
 import families
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ pytest.importorskip("formulae")
 def rehearsed(inside, warned):
     """A rehearsal of 12 fits of two numbers, of which so many intervals hold both."""
     row = {"truth": [0.0, 0.0], "mean": [0.1, 0.1], "sd": [1.0, 1.0], "failed": False}
-    row |= {"doubtful": [], "outside": 0.0, "warnings": []}
+    row |= {"doubtful": [], "outside": 0.0, "warnings": [], "seconds": 1.0}
     rows = [
         {
             **row,
@@ -33,6 +35,7 @@ def test_a_cell_is_judged_by_its_coverage_and_its_warnings():
     assert (right["coverage"], right["is_calibrated"], right["is_quiet"]) == (0.9167, True, True)
     wrong = families.cell(rehearsed(3, 2), 500, 1.0)
     assert (wrong["coverage"], wrong["is_calibrated"], wrong["is_quiet"]) == (0.25, False, False)
+    assert json.loads(json.dumps([right, wrong])) == [right, wrong]
     # Both numbers of a set go together: the error is that of 12 sets, not of 24 intervals.
     assert wrong["coverage_error"] == pytest.approx(np.sqrt(0.25 * 0.75 / 11), abs=1e-3)
 
