@@ -1,0 +1,198 @@
+"""Calibration of families of outcomes in awkward units: coverage and warnings of their intervals.
+
+    python benchmarks/families.py [--families NAME ...] [--num 100] [--quick] [--out FOLDER]
+
+Covariates are uncentred years, skewed dollars and a level that one record in 20 has, where the
+schema says one in three. `dpvi.rehearse_regression` simulates data sets of one truth and fits each
+as `dpvi.regression` would. `--quick` is 12 sets a cell. It goes on where it stopped; the last line
+is a summary as JSON.
+"""
+
+import argparse
+import json
+import pathlib
+
+import harness
+import numpy as np
+import tensorflow as tf
+
+import tfp_dpvi as dpvi
+
+DELTA = 1e-5
+EPSILONS = (1.0, 3.0)
+LEVEL = 0.9
+QUICK = 12
+NUM_ROWS = 20_000
+# Coverage that a cell may have, give or take three standard errors, and the most that may warn.
+LEAST, MOST = 0.86, 0.97
+MOST_WARNED = 0.05
+FORMULA = "y ~ age + income + sex + ward"
+COVARIATES = {
+    "age": {"type": "integer", "lower": 18, "upper": 90, "unit": "years"},
+    "income": {
+        "type": "continuous",
+        "lower": 1000.0,
+        "upper": 300000.0,
+        "typical": [45000.0, 30000.0],
+        "unit": "dollars",
+    },
+    "ward": {"type": "categorical", "categories": ["A", "B", "C"]},
+    "sex": {"type": "binary"},
+}
+SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
+# Of a score that is 0 at 50 years and 45,000 dollars.
+START = -50 * SLOPES["age"] - 45000 * SLOPES["income"]
+UNIT = 8000.0
+
+
+def positive(upper, typical):
+    return {"type": "continuous", "lower": 1e-6, "upper": upper, "typical": typical}
+
+
+def counts(upper, typical):
+    return {"type": "integer", "lower": 0, "upper": upper, "typical": typical}
+
+
+# Each family's outcome, intercept at the score 0, and parameters of its own.
+FAMILIES = {
+    "student": (
+        {"type": "continuous", "lower": -5e5, "upper": 5e5, "typical": [30000.0, 12000.0]},
+        30000.0,
+        {"sigma": 6000.0, "nu": 4.0},
+    ),
+    "lognormal": (positive(1e7, [40000.0, 40000.0]), 10.0, {"sigma": 0.7}),
+    "gamma": (positive(1000.0, [3.0, 3.0]), 0.5, {"alpha": 2.0}),
+    "weibull": (positive(1000.0, [3.0, 3.0]), 0.5, {"alpha": 1.5}),
+    "beta": (
+        {"type": "continuous", "lower": 1e-6, "upper": 1.0 - 1e-6},
+        0.0,
+        {"kappa": 8.0},
+    ),
+    "zero_inflated_poisson": (counts(300, [3.0, 3.0]), 0.5, {"zero": 0.2}),
+    "zero_inflated_negative_binomial": (
+        counts(900, [3.0, 5.0]),
+        0.5,
+        {"alpha": 1.0, "zero": 0.2},
+    ),
+    "hurdle_poisson": (counts(300, [3.0, 3.0]), 0.5, {"zero": 0.2}),
+}
+
+
+def covariates(seed=0):
+    """Returns public rows that are unlike the schema's, as private ones may be."""
+    rng = np.random.default_rng(seed)
+    return {
+        "age": np.round(np.clip(rng.normal(52.0, 14.0, NUM_ROWS), 18.0, 90.0)).astype(int),
+        "income": np.clip(rng.lognormal(10.6, 0.6, NUM_ROWS), 1000.0, 300000.0),
+        "ward": rng.choice(["A", "B", "C"], NUM_ROWS, p=[0.75, 0.2, 0.05]),
+        "sex": rng.integers(0, 2, NUM_ROWS),
+    }
+
+
+def truth(name):
+    """Returns true parameters in the units of the formula."""
+    _, intercept, own = FAMILIES[name]
+    unit = UNIT if name == "student" else 1.0
+    slopes = {label: unit * value for label, value in SLOPES.items()}
+    return {"Intercept": intercept + unit * START, **slopes, **own}
+
+
+def study(name, size, num, seed, folder):
+    """Returns the figures of a family's cells, after running what its file lacks."""
+    outcome = FAMILIES[name][0]
+    rehearsal = dpvi.rehearse_regression(
+        FORMULA,
+        name,
+        {"y": outcome, **COVARIATES},
+        num_records=size,
+        epsilon=EPSILONS,
+        delta=DELTA,
+        truth=truth(name),
+        num=num,
+        public_data=covariates(),
+        level=LEVEL,
+        seed=seed,
+        path=folder / f"{name}-{size}-{seed}.json",
+        verbose=0,
+    )
+    return [{"family": name, "seed": seed, **cell(rehearsal, size, each)} for each in EPSILONS]
+
+
+def cell(rehearsal, size, epsilon):
+    """Returns the figures of one cell; the error is over data sets, whose parameters go together."""
+    rows = [row for row in rehearsal.rows[size, epsilon] if not row["failed"]]
+    low, value, high = (np.array([row[key] for row in rows]) for key in ("low", "truth", "high"))
+    inside = ((low <= value) & (value <= high)).mean(axis=1)
+    columns = rehearsal.columns(size, epsilon)
+    # The spread of so few sets may be 0 by chance: not below that of independent parameters.
+    least = np.sqrt(LEVEL * (1.0 - LEVEL) / value.size)
+    error = max(float(inside.std(ddof=1)) / np.sqrt(len(rows)), least)
+    coverage, warned = float(inside.mean()), rehearsal.warned(size, epsilon)
+    return {
+        "records": size,
+        "epsilon": epsilon,
+        "sets": len(rehearsal.rows[size, epsilon]),
+        "coverage": round(coverage, 4),
+        "coverage_error": round(float(error), 4),
+        "worst": round(float(columns["coverage"].min()), 4),
+        "worst_name": rehearsal.names[int(columns["coverage"].argmin())],
+        "by_name": dict(zip(rehearsal.names, columns["coverage"].round(4).tolist(), strict=True)),
+        "bias": dict(
+            zip(
+                rehearsal.names,
+                (columns["bias"] / columns["error"]).round(2).tolist(),
+                strict=True,
+            )
+        ),
+        "warned": round(warned, 4),
+        "warnings": rehearsal.warnings(size, epsilon),
+        "is_calibrated": bool(LEAST - 3.0 * error <= coverage <= MOST + 3.0 * error),
+        "is_quiet": warned <= MOST_WARNED,
+        "seconds": round(float(np.median([row["seconds"] for row in rows])), 1),
+    }
+
+
+def table(rows):
+    """Returns the cells as a table in Markdown."""
+    lines = [
+        "| family | epsilon | sets | coverage of 90 % | worst | warned |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        lines.append(
+            f"| `{row['family']}` | {row['epsilon']:g} | {row['sets']} | {row['coverage']:.2f} ± "
+            f"{row['coverage_error']:.2f} | {row['worst']:.2f} ({row['worst_name']}) | "
+            f"{row['warned']:.0%} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--num", type=int, default=100)
+    parser.add_argument("--records", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=2026)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} data sets of each cell")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("docs/figures/families"))
+    arguments = parser.parse_args()
+    folder = arguments.out / "fits"
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {
+        "machine": harness.machine(),
+        "versions": harness.versions(tensorflow=tf.__name__, numpy="numpy", scipy="scipy"),
+        "commit": harness.commit(),
+    }
+    rows = []
+    for name in arguments.families:
+        num = QUICK if arguments.quick else arguments.num
+        rows += study(name, arguments.records, num, arguments.seed, folder)
+        print(json.dumps(rows[-len(EPSILONS) :]), flush=True)
+        result = {"cells": rows, "level": LEVEL, "delta": DELTA, **about}
+        (arguments.out / "families.json").write_text(json.dumps(result, indent=1) + "\n")
+        (arguments.out / "families.md").write_text(table(rows))
+    print(json.dumps({f"{r['family']}-{r['epsilon']:g}": r["coverage"] for r in rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""`benchmarks/families.py`: its cells are those of the families, and its verdicts can fail."""
+
+import json
+
+import families
+import numpy as np
+import pytest
+from support.regressions import FORMULA, OUTCOMES, SLOPES
+
+from tfp_dpvi.regressions.fit import described
+from tfp_dpvi.rehearsal.result import Rehearsal
+
+pytest.importorskip("formulae")
+
+
+def rehearsed(inside, warned):
+    """A rehearsal of 12 fits of two numbers, of which so many intervals hold both."""
+    row = {"truth": [0.0, 0.0], "mean": [0.1, 0.1], "sd": [1.0, 1.0], "failed": False}
+    row |= {"doubtful": [], "outside": 0.0, "warnings": [], "seconds": 1.0}
+    rows = [
+        {
+            **row,
+            "low": [-1.0 if number < inside else 0.5] * 2,
+            "high": [1.0] * 2,
+            "warnings": ["wrong"] if number < warned else [],
+        }
+        for number in range(12)
+    ]
+    fixed = {"a": 0.0, "b": 0.0}
+    return Rehearsal(("a", "b"), (500,), (1.0,), 1e-5, 0.9, 0, fixed, {(500, 1.0): rows})
+
+
+def test_a_cell_is_judged_by_its_coverage_and_its_warnings():
+    right = families.cell(rehearsed(11, 0), 500, 1.0)
+    assert (right["coverage"], right["is_calibrated"], right["is_quiet"]) == (0.9167, True, True)
+    wrong = families.cell(rehearsed(3, 2), 500, 1.0)
+    assert (wrong["coverage"], wrong["is_calibrated"], wrong["is_quiet"]) == (0.25, False, False)
+    assert json.loads(json.dumps([right, wrong])) == [right, wrong]
+    # Both numbers of a set go together: the error is that of 12 sets, not of 24 intervals.
+    assert wrong["coverage_error"] == pytest.approx(np.sqrt(0.25 * 0.75 / 11), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_cells_are_those_of_the_tests_of_maximum_likelihood(name):
+    schema = {"y": families.FAMILIES[name][0], **families.COVARIATES}
+    design, parts = described(families.FORMULA, name, schema)
+    assert (families.FORMULA, families.SLOPES) == (FORMULA, SLOPES)
+    assert design.schema.columns["y"].upper == OUTCOMES[name].upper
+    assert set(families.truth(name)) == set(parts.names_of_model(design))
