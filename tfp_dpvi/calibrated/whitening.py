@@ -31,6 +31,8 @@ _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 _LEAST_ALIKE = 8.0
 # The probability from which private inputs are said to be unlike the public ones.
 _SURELY_UNLIKE = 0.95
+# The released curvature over its noise from which public inputs no longer matter.
+_KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
 # With weights, whose curvature is hardly cut.
@@ -451,7 +453,8 @@ def draw_curvatures(
         flat = (1.0 - flatten) * weights + flatten / len(weights)
         slopes, matrices = draw_curvature(window, prior, generator, flat)
         resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-        far = _unlike(resembles) if trusted else math.nan
+        is_hidden = window.curvature_signal < _KNOWN
+        far = _unlike(resembles) if trusted and is_hidden else math.nan
     variances = matrices
     if weighted:
         expected = num_records * simulated.variance / np.trace(simulated.matrix) * simulated.matrix
