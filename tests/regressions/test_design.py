@@ -120,6 +120,17 @@ def test_what_is_no_function_of_a_record_is_refused(formula, message):
     assert len(str(caught.value).splitlines()) <= 2
 
 
+def test_what_formulae_says_of_records_is_not_shown(monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("formula: no number: 'Smith'")
+
+    made = design("y ~ age")
+    monkeypatch.setattr(type(made._matrices.common), "evaluate_new_data", fail)
+    with pytest.raises(ValueError, match="cannot be evaluated for these records") as caught:
+        made.rows(records())
+    assert "Smith" not in str(caught.value)
+
+
 def test_missing_values_need_a_rule_and_no_row_is_dropped():
     with pytest.raises(ValueError, match="indicator"):
         Design("y ~ part", SCHEMA)

@@ -56,9 +56,10 @@ class Search:
     there is no way back. The search ends where no scale's score goes straight on.
 
     Args:
-      is_scale: Whether a coordinate is that of a positive parameter alone, shape [d].
-      noise: The standard deviation of the noise on a coordinate of a score. Where it would hide
-        that of a scale which is far too large, there is no search.
+      is_scale: Whether a coordinate is that of a number with a constraint, such as a scale, shape
+        [d].
+      noise: The standard deviation of the noise on a coordinate of a score between two calls. Where
+        it would hide that of a scale which is far too large, there is no search.
 
     Attributes:
       is_on: Whether some scale still goes straight on.

@@ -1,7 +1,7 @@
 """Ranks of records' outcomes under the model: whether the likelihood has the right shape.
 
 If the model is right, the probability of a smaller outcome is uniform for every distribution of x
-(the probability integral transform). A likelihood on the real line with a `cdf` gives it exactly:
+(the probability integral transform). The `cdf` of a likelihood on the real line gives it exactly:
 records are counted in bins, narrow ones in the tails, where a wrong shape is seen best.
 
 Of others, ranks among twins are uniform. So is the rank of the outcome's density: heavier tails put
@@ -29,6 +29,27 @@ _TIE = 1e-5
 
 # Of the bins of a probability integral transform.
 _EDGES = (0.0, 0.03, 0.15, 0.5, 0.85, 0.97, 1.0)
+
+
+# Continuous on the real line, with a `cdf` of each record alone: another class, or a subclass, may
+# have one that is neither.
+_WITH_CDF = (
+    tfd.Beta,
+    tfd.Cauchy,
+    tfd.Exponential,
+    tfd.Gamma,
+    tfd.Gumbel,
+    tfd.HalfNormal,
+    tfd.InverseGamma,
+    tfd.Laplace,
+    tfd.LogitNormal,
+    tfd.LogNormal,
+    tfd.Logistic,
+    tfd.Normal,
+    tfd.StudentT,
+    tfd.TruncatedNormal,
+    tfd.Weibull,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,29 +84,15 @@ def ranking_of(likelihood: tfd.Distribution, num_twins: int) -> Ranking:
 
     Args:
       likelihood: The likelihood, traced or not.
-      num_twins: The number K of twins of those without a usable `cdf`.
+      num_twins: The number K of twins of those whose `cdf` is not known to be usable.
     """
-    if _has_cdf(likelihood):
+    if type(likelihood) in _WITH_CDF:
         return Ranking((tuple(np.diff(_EDGES).tolist()),), True)
     shape = likelihood.event_shape
     # By density and, of numbers, by value.
     orders = 2 if isinstance(shape, tf.TensorShape) and shape.rank == 0 else 1
     uniform = (num_twins + 1) * (1.0 / (num_twins + 1),)
     return Ranking(orders * (uniform,), False)
-
-
-def _has_cdf(likelihood: tfd.Distribution) -> bool:
-    """Returns whether a distribution is continuous on the real line, with a `cdf`."""
-    shape = likelihood.event_shape
-    is_number = isinstance(shape, tf.TensorShape) and shape.rank == 0
-    # Discrete ones are never reparameterised, and their bins would need shares.
-    if not is_number or likelihood.reparameterization_type != tfd.FULLY_REPARAMETERIZED:
-        return False
-    try:
-        likelihood.cdf(tf.zeros([], likelihood.dtype))
-    except NotImplementedError:
-        return False
-    return True
 
 
 def centred_bins(distribution: tfd.Distribution, outcomes: tf.Tensor) -> tf.Tensor:
@@ -96,7 +103,7 @@ def centred_bins(distribution: tfd.Distribution, outcomes: tf.Tensor) -> tf.Tens
       outcomes: J outcomes of each, shape [n, J].
 
     Returns:
-      Shape [n, J, bins]; where the `cdf` is not a number the last bin's.
+      Shape [n, J, bins]; where the `cdf` is not a number some bin's.
     """
     place = tf.transpose(distribution.cdf(tf.transpose(outcomes)))
     inner = tf.constant(_EDGES[1:-1], place.dtype)
@@ -155,16 +162,18 @@ class ReleasedRanks:
       total: The mean sum over all N records, a number for each bin.
       noise: The standard deviation of its noise.
       num_records: The number N of records.
-      num_steps: The number of steps, each with twins of its own.
       slope: The derivative of a record's expectation in whitened coordinates, shape [bins, d].
+      num_twins: How many times a record had twins of its own, on average.
+      subsampling: See `ReleasedSums.subsampling`.
     """
 
     ranking: Ranking
     total: np.ndarray
     noise: float
     num_records: int
-    num_steps: int
     slope: np.ndarray
+    num_twins: float
+    subsampling: float
 
     def p_value(self, away: np.ndarray, covariance: np.ndarray) -> float:
         """Returns the probability of ranks that are no more uneven, if the model is right.
@@ -187,7 +196,8 @@ class ReleasedRanks:
         slope = self.num_records * slope
         total = np.diag(bins) - np.outer(bins, bins)
         between = total if self.ranking.is_exact else _variance_of_outcomes(size)
-        variance = self.num_records * (between + (total - between) / self.num_steps)
+        within = (total - between) / self.num_twins
+        variance = self.num_records * (self.subsampling * between + within)
         variance = variance + slope @ covariance @ slope.T + self.noise**2 * np.eye(size)
         # Shares add up to a constant, so that one direction is nothing but noise.
         basis = np.linalg.svd(np.ones([1, size]))[2][1:]

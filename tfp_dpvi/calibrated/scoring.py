@@ -352,11 +352,12 @@ class Scoring:
         if step == 0:
             self._unlike, self._num_seen = None, 0
             self._seen = None
-            self._search = Search(self._is_scale, _noise_of(mechanism))
+            noise = _noise_of(mechanism) / math.sqrt(max(1.0, public / _NUM_REFRESHES))
+            self._search = Search(self._is_scale, noise)
             self._caution = Caution()
             self._set_scale(WeightScale.at_start(len(self.scale.shares)))
         elif step <= window:
-            self._see_progress(accumulated, mechanism)
+            self._see_progress(accumulated, mechanism, may_search=step <= public)
         if step <= public:
             block = _last_block(step, num_steps)
             if self._num_seen < block < _PUBLIC:
@@ -476,15 +477,18 @@ class Scoring:
             information = np.eye(self.size) / self.size
         self._set_target(information, moments)
 
-    def _see_progress(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
+    def _see_progress(
+        self, accumulated: dict[str, Any], mechanism: Mechanism, *, may_search: bool
+    ) -> None:
         """Takes shorter steps, or goes back, where the last ones were too long.
 
         Args:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that releases.
+          may_search: Whether the last steps may have been those of a search.
         """
         progress = self._progress(accumulated["curvature"], mechanism)
-        if self._search.is_on:
+        if self._search.is_on and may_search:
             self._search.judge(progress)
             return
         back = self._caution.judge(progress)
@@ -556,15 +560,14 @@ class Scoring:
         It is cut in the directions in which steps would wander: a prior that determines one
         direction alone, as that of an intercept far from the records, slows no other.
         """
-        slope = self._slope.per_record
+        # In these coordinates the slope is a combination of the identity and the prior's precision.
         precisions, directions = np.linalg.eigh(self.prior.whitened(self._coordinates.whitening))
-        slopes = np.einsum("ij,ik,kj->j", directions, slope, directions)
+        slopes = np.einsum("ij,ik,kj->j", directions, self._slope.per_record, directions)
         noise = _noise_of(mechanism) / slopes
-        widths = 1.0 / np.sqrt(np.maximum(precisions, np.finfo(float).tiny))
-        nearest = np.minimum(_WANDER * widths, _FARTHEST)
-        most = 2.0 * (nearest / np.maximum(noise, np.finfo(float).tiny)) ** 2
-        cut = (directions * np.minimum(gain, most)) @ directions.T
-        self._gain.assign(cut @ np.linalg.inv(slope))
+        tiny = np.finfo(float).tiny
+        nearest = np.minimum(_WANDER / np.sqrt(np.maximum(precisions, tiny)), _FARTHEST)
+        gains = np.minimum(gain, 2.0 * (nearest / np.maximum(noise, tiny)) ** 2)
+        self._gain.assign((directions * (gains / slopes)) @ directions.T)
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""

@@ -261,6 +261,14 @@ class ReleasedSums:
             weights=ReleasedWeights.of_blocks(accumulated, mechanism, used),
         )
 
+    @property
+    def subsampling(self) -> float:
+        """By how much the variance of a record's mean term is larger than if it were in each step.
+
+        Of terms of mean zero that hardly change from step to step.
+        """
+        return 1.0 + (1.0 / self.sampling_rate - 1.0) / self.num_steps
+
     def as_ranks(
         self, slope: np.ndarray, num_records: int, ranking: Ranking
     ) -> ReleasedRanks | None:
@@ -273,7 +281,15 @@ class ReleasedSums:
         """
         if not len(self.ranks):
             return None
-        return ReleasedRanks(ranking, self.ranks, self.ranks_sd, num_records, self.num_steps, slope)
+        return ReleasedRanks(
+            ranking,
+            self.ranks,
+            self.ranks_sd,
+            num_records,
+            slope,
+            subsampling=self.subsampling,
+            num_twins=self.sampling_rate * self.num_steps,
+        )
 
     def as_shift(self, simulated: SimulatedMoments) -> ReleasedShift | None:
         """Returns the difference of released scores under both clips, or None without the wide one.
@@ -290,7 +306,7 @@ class ReleasedSums:
             away=self.wider - ratio * self.score,
             ratio=ratio,
             noise=math.hypot(self.wider_sd, ratio * self.score_sd),
-            sampling=max(variance, 0.0) / float(np.trace(simulated.matrix)),
+            sampling=self.subsampling * max(variance, 0.0) / float(np.trace(simulated.matrix)),
         )
 
 
@@ -565,7 +581,8 @@ def _score_variance(
     trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)
     fit = ReleasedExcess(
         total=released.excess,
-        variance=released.excess_sd**2 + num_records * simulated.excess_variance,
+        variance=released.excess_sd**2
+        + released.subsampling * num_records * simulated.excess_variance,
         slope=num_records * simulated.excess_slope,
         expected=expected * total,
     )

@@ -147,9 +147,10 @@ def _is_refusal(error: Exception) -> bool:
         return True
     refusals = (LedgerError, OSError, TypeError, ValueError, ImportError)
     *_, trace = _traces(error)
+    if not (isinstance(error, refusals) and _is_ours(trace.tb_frame)):
+        return False
     # A function written in C raises from the line that calls it, without the instruction.
-    raised = trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return isinstance(error, refusals) and raised and _is_ours(trace.tb_frame)
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == dis.opmap["RAISE_VARARGS"]
 
 
 def _traces(error: Exception) -> Iterator[types.TracebackType]:

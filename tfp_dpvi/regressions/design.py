@@ -358,7 +358,7 @@ class Design:
         frame, indicators = self._frame(arrays, self._names)
         num = len(frame)
         common, groups = self._matrices.common, self._matrices.group
-        with _errors(self.formula), np.errstate(all="ignore"), warnings.catch_warnings():
+        with _private(self.formula), np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             matrix = np.zeros([num, 0])
             if common is not None:
@@ -392,7 +392,7 @@ class Design:
 
         frame = pandas.DataFrame({self.outcome: numbers})
         environment = self._matrices.response.term.term.components[0].env
-        with _errors(self.formula), np.errstate(all="ignore"):
+        with _private(self.formula), np.errstate(all="ignore"):
             return np.asarray(self._response.eval(frame, environment), np.float64)
 
     @property
@@ -444,6 +444,18 @@ def _errors(formula: str) -> Iterator[None]:
         raise _unreadable(formula, error) from None
     except Exception as error:
         raise _unreadable(formula, error) from None
+
+
+@contextlib.contextmanager
+def _private(formula: str) -> Iterator[None]:
+    """Turns errors of formulae on records into one line, of which nothing is theirs."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    except Exception as error:
+        raise ValueError(
+            f"formula={formula!r} cannot be evaluated for these records ({type(error).__name__})."
+        ) from None
 
 
 def _unreadable(formula: str, error: Exception) -> ValueError:
