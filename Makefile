@@ -69,8 +69,8 @@ STACKS := current:3.10 current:3.11 current:3.12 current:3.13 tf215:3.10 tf215:3
 .PHONY: test-stacks smoke-stacks
 test-stacks: ## The fast tests on both stacks and on every Python that this machine has
 	@$(MAKE) --no-print-directory on-stacks TARGET=test ON="$(STACKS)"
-smoke-stacks: ## `make smoke` on the other stack and on every other Python that this machine has
-	@$(MAKE) --no-print-directory on-stacks TARGET=smoke ON="current:3.10 current:3.12 current:3.13 tf215:3.11"
+smoke-stacks: ## `make smoke` on the other stack, and on the first and the last Python
+	@$(MAKE) --no-print-directory on-stacks TARGET=smoke ON="current:3.10 current:3.13 tf215:3.11"
 
 .PHONY: on-stacks
 on-stacks:
