@@ -150,6 +150,12 @@ class Design:
     # ------------------------------------------------------------------ the formula
 
     def _parsed(self) -> Any:
+        if "||" in self.formula:
+            # Outside of parentheses formulae would leave out what follows.
+            raise ValueError(
+                "formula has (x || g): group effects are intercepts, (1 | g); for slopes of each "
+                "level use an interaction, x:g."
+            )
         with _errors(self.formula):
             return self._formulae.model_description(self.formula)
 
@@ -453,6 +459,25 @@ def _unreadable(formula: str, error: Exception) -> ValueError:
     )
 
 
+# What formulae reads as an outcome and no family fits, and what to do instead.
+_NOT_FITTED = {
+    "censored": (
+        "no family has censored records; write their density and survival as the likelihood of a "
+        "DPVI model"
+    ),
+    "truncated": (
+        "no family is truncated; pass a truncated distribution as the likelihood of a DPVI model"
+    ),
+    "constrained": (
+        "no family has bounds of your own; take one whose outcomes have them, such as "
+        'family="beta", or a likelihood of your own in a DPVI model'
+    ),
+    "weighted": (
+        "name the outcome's column alone, and pass the column of survey weights as weights="
+    ),
+}
+
+
 def _outcome(description: Any) -> tuple[str, Any]:
     response = description.response
     if response is None:
@@ -465,6 +490,8 @@ def _outcome(description: Any) -> tuple[str, Any]:
                 "formula: leave out the level of the outcome, and code it as Binary in the schema."
             )
         return component.name, None
+    if call.callee in _NOT_FITTED:
+        raise ValueError(f"formula has the outcome {call}: {_NOT_FITTED[call.callee]}.")
     names = component.var_names
     if len(names) != 1:
         raise ValueError(
