@@ -111,7 +111,6 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
         ("y ~ (age | ward)", "intercepts"),
         ("y ~ when", "derive a number"),
         ("np.log1p(y) + sex ~ age", "formula"),
-        ("prop(y, year) ~ age", "outcome"),
         ("y ~ (age || ward)", "use an interaction, x:g"),
         ("y ~ age || ward", "use an interaction, x:g"),
         ("censored(y, sex) ~ age", "no family has censored records"),

@@ -14,10 +14,13 @@ COLUMNS = {
     "sex": Binary(),
 }
 SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
+TRIALS = Integer(0, 40)
+"""The trials of binomial outcomes, a column `n`."""
 WORDS = ["no", "low", "high"]
 OUTCOMES = {
     "normal": Continuous(-50000.0, 150000.0),
     "bernoulli": Binary(),
+    "binomial": Integer(0, 40),
     "poisson": Integer(0, 300, typical=(3.0, 3.0)),
     "negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
     "categorical": Categorical(WORDS),
@@ -48,9 +51,12 @@ def simulated(family, seed=1, num=NUM):
     mean = np.exp(0.5 + score)
     share = 1.0 / (1.0 + np.exp(-score))
     kept = rng.random(num) < 0.8
+    if family == "binomial":
+        data["n"] = rng.integers(0, 21, num)
     data["y"] = {
         "normal": lambda: 30000.0 + 8000.0 * score + 9000.0 * rng.normal(size=num),
         "bernoulli": lambda: (rng.random(num) < 1.0 / (1.0 + np.exp(-score))).astype(int),
+        "binomial": lambda: rng.binomial(data["n"], share),
         "poisson": lambda: rng.poisson(mean),
         "negative_binomial": lambda: rng.poisson(rng.gamma(1.0, mean)),
         "categorical": lambda: np.array(WORDS)[
