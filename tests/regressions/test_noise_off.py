@@ -5,12 +5,11 @@ import pandas as pd
 import pytest
 from scipy import optimize
 from support.densities import BY_SCIPY
-from support.regressions import COLUMNS, FORMULA, OUTCOMES, TRIALS, WORDS, simulated
+from support.regressions import FORMULA, OUTCOMES, WORDS, asked, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.calibrated import scoring
-from tfp_dpvi.data import Schema
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.scoring import ScoringOptimizer
 
@@ -163,12 +162,7 @@ def check_agrees(family, without_clip):
     """Means within .15 sd, as twins make them .05 sd uncertain; sds within 10 %."""
     data = simulated(family)
     without_clip(WIDE_OF.get(family, WIDE))
-    columns = {"y": OUTCOMES[family], **COLUMNS}
-    formula = FORMULA
-    if family == "binomial":
-        columns["n"] = TRIALS
-        formula = FORMULA.replace("y ~", "p(y, n) ~")
-    schema = Schema(columns)
+    formula, schema = asked(family)
     epsilon = EPSILON_OF.get(family, EPSILON)
     result = dpvi.regression(formula, data, family, schema, epsilon=epsilon, delta=1e-5, seed=2)
     assert result.warnings == []

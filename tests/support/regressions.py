@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from tfp_dpvi.data import Binary, Categorical, Continuous, Integer
+from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
 
 NUM = 2000
 FORMULA = "y ~ age + income + sex + ward"
@@ -14,8 +14,6 @@ COLUMNS = {
     "sex": Binary(),
 }
 SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
-TRIALS = Integer(0, 40)
-"""The trials of binomial outcomes, a column `n`."""
 WORDS = ["no", "low", "high"]
 OUTCOMES = {
     "normal": Continuous(-50000.0, 150000.0),
@@ -34,6 +32,14 @@ OUTCOMES = {
     "zero_inflated_negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
     "hurdle_poisson": Integer(0, 300, typical=(3.0, 3.0)),
 }
+
+
+def asked(family):
+    """Returns the formula and the schema of a family; binomial outcomes have their trials in n."""
+    columns = {"y": OUTCOMES[family], **COLUMNS}
+    if family != "binomial":
+        return FORMULA, Schema(columns)
+    return FORMULA.replace("y ~", "p(y, n) ~"), Schema({**columns, "n": Integer(0, 40)})
 
 
 def simulated(family, seed=1, num=NUM):
