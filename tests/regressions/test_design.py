@@ -111,7 +111,12 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
         ("y ~ (age | ward)", "intercepts"),
         ("y ~ when", "derive a number"),
         ("np.log1p(y) + sex ~ age", "formula"),
-        ("prop(y, year) ~ age", "outcome"),
+        ("y ~ (age || ward)", "use an interaction, x:g"),
+        ("y ~ age || ward", "use an interaction, x:g"),
+        ("censored(y, sex) ~ age", "no family has censored records"),
+        ("truncated(y, lb=1) ~ age", "no family is truncated"),
+        ("constrained(y, lb=0, ub=9) ~ age", "no family has bounds of your own"),
+        ("weighted(y, inc) ~ age", "as weights="),
     ],
 )
 def test_what_is_no_function_of_a_record_is_refused(formula, message):

@@ -5,12 +5,11 @@ import pandas as pd
 import pytest
 from scipy import optimize
 from support.densities import BY_SCIPY
-from support.regressions import COLUMNS, FORMULA, OUTCOMES, WORDS, simulated
+from support.regressions import FORMULA, OUTCOMES, WORDS, asked, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.calibrated import scoring
-from tfp_dpvi.data import Schema
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.scoring import ScoringOptimizer
 
@@ -112,6 +111,8 @@ def maximum_likelihood(family, data):
     elif family == "categorical":
         table["y"] = table["y"].cat.codes.astype(int)
         fit = smf.mnlogit(FORMULA, table).fit(disp=0, maxiter=500)
+    elif family == "binomial":
+        fit = binomial(table)
     else:
         settings = {} if family == "normal" else {"disp": 0, "maxiter": 500}
         fit = getattr(smf, MODELS[family])(FORMULA, table).fit(**settings)
@@ -125,6 +126,16 @@ def maximum_likelihood(family, data):
             unit = 1000.0 if name == "income" else 1.0
             found[start + name.replace("[T.", "[")] = (mean / unit, error / unit)
     return pd.DataFrame(found, index=["mean", "sd"]).T
+
+
+def binomial(table):
+    """Returns statsmodels' fit of successes and failures, of records that have any trials."""
+    import statsmodels.api as sm
+    import statsmodels.formula.api as smf
+
+    table = table[table["n"] > 0].assign(failures=lambda each: each["n"] - each["y"])
+    formula = FORMULA.replace("y ~", "y + failures ~")
+    return smf.glm(formula, table, family=sm.families.Binomial()).fit()
 
 
 @pytest.mark.parametrize("family", BY_SCIPY)
@@ -151,9 +162,9 @@ def check_agrees(family, without_clip):
     """Means within .15 sd, as twins make them .05 sd uncertain; sds within 10 %."""
     data = simulated(family)
     without_clip(WIDE_OF.get(family, WIDE))
-    schema = Schema({"y": OUTCOMES[family], **COLUMNS})
+    formula, schema = asked(family)
     epsilon = EPSILON_OF.get(family, EPSILON)
-    result = dpvi.regression(FORMULA, data, family, schema, epsilon=epsilon, delta=1e-5, seed=2)
+    result = dpvi.regression(formula, data, family, schema, epsilon=epsilon, delta=1e-5, seed=2)
     assert result.warnings == []
     expected = maximum_likelihood(family, data)
     found = result.summary()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import special
+from scipy import special, stats
 from support.densities import BY_SCIPY
 from support.regressions import OUTCOMES
 
@@ -48,6 +48,15 @@ def test_densities_are_scipys(name):
     np.testing.assert_allclose(found, log_density(y, score, point), rtol=1e-6, atol=1e-9)
 
 
+def test_the_density_of_successes_among_trials_is_scipys():
+    generator = np.random.default_rng(0)
+    score, trials = generator.normal(size=50), np.arange(50.0)
+    y = generator.binomial(np.arange(50), special.expit(score)).astype(float)
+    found = FAMILIES["binomial"].distribution(score, {"trials": trials}, outcome_of("binomial"))
+    expected = stats.binom.logpmf(y, trials, special.expit(score))
+    np.testing.assert_allclose(found.log_prob(y), expected, rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_predictions_are_means_of_outcomes_in_units(name):
     """20,000 outcomes: the mean within five standard errors; levels' probabilities sum to 1."""
@@ -58,12 +67,16 @@ def test_predictions_are_means_of_outcomes_in_units(name):
     if name == "ordinal":
         own = {"threshold": np.zeros(NUM), "gaps": np.ones([NUM, outcome.levels - 2])}
     blocks = outcome.levels - 1 if name == "categorical" else 1
-    mean, drawn = predicted(family, np.full([NUM, 1, blocks], 0.3), own, outcome, seed=0)
+    trials = np.full(1, 7.0) if family.has_trials else None
+    score = np.full([NUM, 1, blocks], 0.3)
+    mean, drawn = predicted(family, score, own, outcome, seed=0, trials=trials)
     if outcome.levels:
         np.testing.assert_allclose(mean.sum(axis=-1), 1.0)
         return
     assert mean.shape == drawn.shape == (NUM, 1)
     assert abs(drawn.mean() - mean[0, 0]) < 5.0 * drawn.std() / np.sqrt(NUM)
+    if family.has_trials:
+        np.testing.assert_allclose(mean, 7.0 * special.expit(0.3))
     if family.is_scaled:
         np.testing.assert_allclose(mean, outcome.location + 0.3 * outcome.scale)
     assert family.num_own(outcome) == len(own)

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support.regressions import COLUMNS, FORMULA, OUTCOMES, SLOPES, simulated
+from support.regressions import COLUMNS, OUTCOMES, SLOPES, asked, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
@@ -13,9 +13,9 @@ pytest.importorskip("formulae")
 
 
 def fit(family, **settings):
-    schema = Schema({"y": OUTCOMES[family], **COLUMNS})
+    formula, schema = asked(family)
     arguments = {"epsilon": 1.0, "delta": 1e-5, "seed": 2, **settings}
-    return dpvi.regression(FORMULA, simulated(family), family, schema, **arguments)
+    return dpvi.regression(formula, simulated(family), family, schema, **arguments)
 
 
 @pytest.fixture(scope="module")

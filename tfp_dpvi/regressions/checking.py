@@ -40,6 +40,8 @@ def outcome_values(design: Design, family: str, outcome: Outcome, data: TableDat
         values = design.schema.part([name]).arrays(data)[name]
         return column.encode(name, values).astype(np.float32)
     numbers = numbers_within(design.schema, name, data, design.outside)
+    if design.trials is not None:
+        numbers = _among_trials(design, numbers, data)
     if family == "ordinal":
         return (numbers - column.lower).astype(np.float32)
     if FAMILIES[family].is_scaled:
@@ -51,6 +53,20 @@ def outcome_values(design: Design, family: str, outcome: Outcome, data: TableDat
             )
         numbers = (numbers - outcome.location) / outcome.scale
     return numbers.astype(np.float32)
+
+
+def _among_trials(design: Design, successes: np.ndarray, data: TableData) -> np.ndarray:
+    trials = np.asarray(design.trials)
+    if isinstance(design.trials, str):
+        trials = numbers_within(design.schema, design.trials, data, design.outside)
+    if design.outside == "clip":
+        return np.minimum(successes, trials)
+    if (successes > trials).any():
+        raise ValueError(
+            f"the outcome {design.outcome!r} has more successes than trials in "
+            f'{check.rows(successes > trials)}: correct them, or pass outside="clip".'
+        )
+    return successes
 
 
 def numbers_within(schema: Schema, name: str, data: TableData, outside: str) -> np.ndarray:
@@ -113,7 +129,7 @@ def column_bins(design: Design, names: Sequence[str] | None, data: TableData) ->
         names = [
             name
             for name, column in columns.items()
-            if isinstance(column, Numeric) and not column.missing
+            if isinstance(column, Numeric) and not column.missing and name != design.trials
         ]
     names = [names] if isinstance(names, str) else list(names)
     if unknown := [name for name in names if name not in columns]:

@@ -35,10 +35,15 @@ MOST_LEVELS = 500
 
 MISSING_LEVEL = "missing"
 
+MOST_TRIALS = 2**20
+"""Trials of one record: float32 holds so many and their successes exactly."""
+
 # Stateful ones take their state from invented records, and no other.
 TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 PLAIN = ("I", "offset")
+# Of successes among trials.
+TRIALS = ("p", "prop", "proportion")
 # Missing covariates that are invented for the reference.
 _SHARE_MISSING = 0.1
 _FUNCTIONS = "a function of NumPy of each value (np.log), or " + ", ".join(
@@ -54,11 +59,13 @@ class Rows:
       common: Columns in the units of the formula, without an intercept, float64 [n, p].
       offset: Sum of the offsets, float64 [n].
       groups: Columns of group effects, float32 [n, all levels].
+      trials: Numbers of trials, float32 [n, 1], or [n, 0] without any.
     """
 
     common: np.ndarray
     offset: np.ndarray
     groups: np.ndarray
+    trials: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +115,8 @@ class Design:
       formula: The formula.
       schema: The description of the formula's columns alone.
       outcome: The name of the outcome's column.
+      trials: The column of numbers of trials, or their public number, of an outcome `p(y, n)`; else
+        None.
       labels: Names of the common columns.
       terms: Slices of the common columns by the names of terms.
       groups: The group effects.
@@ -139,6 +148,7 @@ class Design:
         self._formulae = _import_formulae()
         description = self._parsed()
         self.outcome, self._response = _outcome(description)
+        self.trials = self._trials(schema)
         names = self._checked_names(description, schema)
         self.schema = schema.part(names)
         self._names = tuple(name for name in names if name != self.outcome)
@@ -150,8 +160,37 @@ class Design:
     # ------------------------------------------------------------------ the formula
 
     def _parsed(self) -> Any:
+        if "||" in self.formula:
+            # Outside of parentheses formulae would leave out what follows.
+            raise ValueError(
+                "formula has (x || g): group effects are intercepts, (1 | g); for slopes of each "
+                "level use an interaction, x:g."
+            )
         with _errors(self.formula):
             return self._formulae.model_description(self.formula)
+
+    def _trials(self, schema: Schema) -> str | int | None:
+        """Returns the column or the number of trials of an outcome, or None if it has none."""
+        if self._response is None or self._response.callee not in TRIALS:
+            return None
+        second = self._response.args[1]
+        name = str(getattr(second, "name", ""))
+        value = self.constants.get(name, getattr(second, "value", None))
+        if isinstance(value, int | np.integer) and 1 <= value <= MOST_TRIALS:
+            return int(value)
+        column = schema.columns.get(name)
+        is_unknown = name and column is None and name not in self.constants
+        if is_unknown or (
+            isinstance(column, Integer)
+            and not (column.missing or name == self.outcome)
+            and 0 <= column.lower <= column.upper <= MOST_TRIALS
+        ):
+            return name
+        raise ValueError(
+            f"formula has the outcome {self._response}: trials are a public integer from 1 to "
+            f"{MOST_TRIALS}, or another column, Integer with lower=0 or more, upper at most "
+            f"{MOST_TRIALS} and no missing=True."
+        )
 
     def _checked_names(self, description: Any, schema: Schema) -> list[str]:
         for name in self.constants:
@@ -278,9 +317,11 @@ class Design:
         environment = self._formulae.environment.Environment(
             [{"np": _UFUNCS, "numpy": _UFUNCS, **self.constants}]
         )
+        # Of successes among trials formulae would check the invented ones.
+        formula = self.formula if self.trials is None else self.formula.partition("~")[2]
         with _errors(self.formula), np.errstate(all="ignore"):
             return self._formulae.design_matrices(
-                self.formula, frame, na_action="error", env=environment
+                formula, frame, na_action="error", env=environment
             )
 
     # ------------------------------------------------------------------ columns
@@ -353,7 +394,7 @@ class Design:
             columns: Any = getattr(data, "columns", data)
             num = len(data[next(iter(columns))])
             none = np.zeros([num, 0])
-            return Rows(none, np.zeros(num), none.astype(np.float32))
+            return Rows(none, np.zeros(num), none.astype(np.float32), self._trials_of({}, num))
         arrays = self.schema.part(self._names).arrays(data)
         frame, indicators = self._frame(arrays, self._names)
         num = len(frame)
@@ -370,7 +411,13 @@ class Design:
         offset = sum((matrix[:, place].sum(axis=1) for place in self._offsets), np.zeros(num))
         result = np.concatenate([matrix[:, self._kept], indicators], axis=1)
         self._check_finite(result, offset)
-        return Rows(result, offset, levels)
+        return Rows(result, offset, levels, self._trials_of(frame, num))
+
+    def _trials_of(self, frame: pandas.DataFrame | dict[str, np.ndarray], num: int) -> np.ndarray:
+        if self.trials is None:
+            return np.zeros([num, 0], np.float32)
+        trials = frame[self.trials] if isinstance(self.trials, str) else np.full(num, self.trials)
+        return np.asarray(trials, np.float32)[:, None]
 
     def _check_finite(self, common: np.ndarray, offset: np.ndarray) -> None:
         for label, values in zip((*self.labels, "offset"), (*common.T, offset), strict=True):
@@ -386,7 +433,7 @@ class Design:
         Args:
           numbers: The outcome's values, float64 [n].
         """
-        if self._response is None:
+        if not self.has_transformed_outcome:
             return numbers
         import pandas
 
@@ -397,13 +444,13 @@ class Design:
 
     @property
     def outcome_text(self) -> str:
-        """The outcome as the formula has it."""
-        return self.outcome if self._response is None else str(self._response)
+        """The outcome as the formula has it; of successes among trials their number."""
+        return self.outcome if not self.has_transformed_outcome else str(self._response)
 
     @property
     def has_transformed_outcome(self) -> bool:
         """True if the outcome is a function of its column."""
-        return self._response is not None
+        return self._response is not None and self.trials is None
 
 
 # ---------------------------------------------------------------------- helpers
@@ -465,6 +512,25 @@ def _unreadable(formula: str, error: Exception) -> ValueError:
     )
 
 
+# What formulae reads as an outcome and no family fits, and what to do instead.
+_NOT_FITTED = {
+    "censored": (
+        "no family has censored records; write their density and survival as the likelihood of a "
+        "DPVI model"
+    ),
+    "truncated": (
+        "no family is truncated; pass a truncated distribution as the likelihood of a DPVI model"
+    ),
+    "constrained": (
+        "no family has bounds of your own; take one whose outcomes have them, such as "
+        'family="beta", or a likelihood of your own in a DPVI model'
+    ),
+    "weighted": (
+        "name the outcome's column alone, and pass the column of survey weights as weights="
+    ),
+}
+
+
 def _outcome(description: Any) -> tuple[str, Any]:
     response = description.response
     if response is None:
@@ -477,12 +543,19 @@ def _outcome(description: Any) -> tuple[str, Any]:
                 "formula: leave out the level of the outcome, and code it as Binary in the schema."
             )
         return component.name, None
+    if call.callee in _NOT_FITTED:
+        raise ValueError(f"formula has the outcome {call}: {_NOT_FITTED[call.callee]}.")
+    if call.callee in TRIALS:
+        name = getattr(call.args[0], "name", None) if call.args else None
+        if name is None or len(call.args) != 2 or call.kwargs:
+            raise ValueError(
+                f"formula has the outcome {call}: write p(successes, trials), with a column and a "
+                "column or a public number."
+            )
+        return name, call
     names = component.var_names
     if len(names) != 1:
-        raise ValueError(
-            f"formula has the outcome {component.name}: use one column, with counts of trials as "
-            "one record each."
-        )
+        raise ValueError(f"formula has the outcome {component.name}: use one column.")
     if _ufunc(call.callee) is None:
         raise ValueError(f"formula: the outcome may be a column or np.log of it, not {call}.")
     return next(iter(names)), call

@@ -59,19 +59,21 @@ def outcome_levels(column: Column) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The columns of a model's inputs: common columns, an offset, group columns.
+    """The columns of a model's inputs: common columns, an offset, group columns, trials.
 
     Attributes:
       num_common: The number of common columns.
       has_intercept: Whether there is an intercept (an ordinal outcome's thresholds are instead).
       group_sizes: The number of columns of each group effect.
       unit: The column of persons if each has an intercept of their own, else "".
+      has_trials: Whether the last column is the number of trials.
     """
 
     num_common: int
     has_intercept: bool
     group_sizes: tuple[int, ...] = ()
     unit: str = ""
+    has_trials: bool = False
 
     @property
     def group_index(self) -> list[int]:
@@ -153,6 +155,10 @@ def likelihood(
         if layout["has_intercept"]:
             logits += params["intercept"]
         return kind.distribution(logits, params, enters)
+    if layout.get("has_trials"):
+        # With an intercept of each person, scores have its values in a second dimension.
+        params = {**params, "trials": x[:, -1:] if layout["unit"] else x[:, -1]}
+        x = x[:, :-1]
     score = x[:, num]
     if num:
         score += tf.linalg.matvec(x[:, :num], params["coefficients"])

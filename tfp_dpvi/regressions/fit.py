@@ -73,10 +73,11 @@ def regression(
     Args:
       formula: "outcome ~ terms" as in R and Bambi, read by formulae: common effects, interactions
         (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
-        effects `(1 | g)`. Levels, knots, means and scales are the schema's.
+        effects `(1 | g)`. Levels, knots, means and scales are the schema's. The outcome of
+        "binomial" is `p(y, n)`: successes among trials, where n is a column or a public number.
       data: A data set with the formula's columns, one row a record; others are ignored.
-      family: "normal", "student", "lognormal", "gamma", "weibull", "beta", "bernoulli", "poisson",
-        "negative_binomial", "zero_inflated_poisson", "zero_inflated_negative_binomial",
+      family: "normal", "student", "lognormal", "gamma", "weibull", "beta", "bernoulli", "binomial",
+        "poisson", "negative_binomial", "zero_inflated_poisson", "zero_inflated_negative_binomial",
         "hurdle_poisson", "categorical" or "ordinal".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
@@ -215,6 +216,11 @@ def described(
     design = Design(fixed, schema, **settings)
     column = schema.columns[design.outcome]
     check_outcome(FAMILIES[family], design.outcome, column)
+    if FAMILIES[family].has_trials != (design.trials is not None):
+        raise ValueError(
+            'family="binomial" and an outcome p(successes, trials) need each other: the formula '
+            f"has {design.formula.partition('~')[0].strip()}, and family is {family!r}."
+        )
     if design.has_transformed_outcome and not FAMILIES[family].is_scaled:
         raise ValueError(
             f'formula transforms the outcome, which family={family!r} does not allow: use "normal".'
@@ -335,10 +341,13 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
             simulated = design.transformed_outcome(simulated)
             simulated = simulated[np.isfinite(simulated)]
             location, scale = float(simulated.mean()), float(simulated.std())
+    if design.trials is not None:
+        location = _typical_share(design)
     kind = FAMILIES[family]
     outcome = kind.outcome(column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
-    layout = Layout(len(design.labels), design.has_intercept and family != "ordinal", sizes, person)
+    has_intercept = design.has_intercept and family != "ordinal"
+    layout = Layout(len(design.labels), has_intercept, sizes, person, design.trials is not None)
     unit = outcome.scale
     given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
     if intercept is None:
@@ -354,6 +363,17 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         location=tuple(design.location.tolist()),
         scale=tuple(design.scale.tolist()),
     )
+
+
+def _typical_share(design: Design) -> float:
+    """Returns the typical share of successes if both columns' typical values are declared."""
+    successes, trials = (design.schema.columns.get(str(n)) for n in (design.outcome, design.trials))
+    assert isinstance(successes, Numeric)
+    if successes.typical is None:
+        return 0.5
+    if isinstance(trials, Numeric):
+        return 0.5 if trials.typical is None else successes.location / max(trials.location, 1.0)
+    return successes.location / int(design.trials or 1)
 
 
 def _priors(

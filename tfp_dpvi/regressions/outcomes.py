@@ -22,6 +22,8 @@ TYPICAL = {"sigma": 1.0, "alpha": 1.0, "nu": 10.0, "kappa": 10.0, "zero": 0.2}
 
 # Scores beyond it are those of no record: expected outcomes would overflow.
 _MOST_LOG_MEAN = 34.0
+# Typical shares of successes that a schema's typical values may say.
+_SHARES = (0.02, 0.98)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Family(abc.ABC):
       link: The link between score and expected outcome, in words.
       needs: The descriptions that its outcome may have, in words.
       remedy: What helps where the family does not fit, in the words of a formula.
+      has_trials: Whether outcomes are successes among trials.
       is_scaled: Whether the outcome is divided by its typical deviation, as in a linear model.
       coefficient_sd: The default prior's standard deviation of a coefficient whose column has
         standard deviation 1.
@@ -61,6 +64,7 @@ class Family(abc.ABC):
     link: ClassVar[str]
     needs: ClassVar[str]
     remedy: ClassVar[str] = "add terms, such as interactions or bs(x, df=4)"
+    has_trials: ClassVar[bool] = False
     is_scaled: ClassVar[bool] = False
     coefficient_sd: ClassVar[float] = 2.5
 
@@ -352,6 +356,31 @@ class Bernoulli(Family):
         return tfd.Bernoulli(logits=score, dtype=score.dtype)
 
 
+class Binomial(Family):
+    """Successes among trials, of which each record has a number of its own."""
+
+    name = "binomial"
+    link = "logit of the share of successes"
+    needs = "Integer with lower=0"
+    remedy = "add terms, such as (1 | g), interactions or bs(x, df=4)"
+    has_trials = True
+
+    def fits(self, column: Column) -> bool:
+        """See `Family.fits`."""
+        return isinstance(column, Integer) and column.lower == 0
+
+    def outcome(self, column: Column, location: float, scale: float) -> Outcome:
+        """See `Family.outcome`; `location` is the typical share of successes."""
+        del column, scale
+        share = float(np.clip(location, *_SHARES))
+        return Outcome(self.name, location=float(np.log(share / (1.0 - share))))
+
+    def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
+        """See `Family.distribution`; "trials" of `own` is their number."""
+        del outcome
+        return tfd.Binomial(total_count=own["trials"], logits=score)
+
+
 class Poisson(_Counts):
     """Counts whose variance is their mean."""
 
@@ -547,6 +576,7 @@ FAMILIES: dict[str, Family] = {
         Weibull,
         Beta,
         Bernoulli,
+        Binomial,
         Poisson,
         NegativeBinomial,
         ZeroInflatedPoisson,
@@ -560,7 +590,12 @@ FAMILIES: dict[str, Family] = {
 
 
 def predicted(
-    family: Family, scores: np.ndarray, own: dict[str, np.ndarray], outcome: Outcome, seed: int
+    family: Family,
+    scores: np.ndarray,
+    own: dict[str, np.ndarray],
+    outcome: Outcome,
+    seed: int,
+    trials: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns expected outcomes in the units of the formula, and outcomes.
 
@@ -572,8 +607,11 @@ def predicted(
       own: Draws of the family's own parameters, in the first dimension.
       outcome: How the outcome enters.
       seed: The seed of outcomes.
+      trials: Numbers of trials, shape [n], of a family that has them.
     """
     parameters = {name: tf.constant(part[:, None]) for name, part in own.items()}
+    if trials is not None:
+        parameters["trials"] = tf.constant(trials, scores.dtype)
     score = scores if isinstance(family, CategoricalLevels) else scores[:, :, 0]
     distribution = family.distribution(tf.constant(score), parameters, outcome)
     if isinstance(distribution, tfd.Categorical):

@@ -120,7 +120,8 @@ class Parts:
         """
         common = (rows.common - np.array(self.location)) / np.array(self.scale)
         offset = rows.offset[:, None] / self.outcome.scale
-        return np.concatenate([common, offset, rows.groups], axis=1).astype(np.float32)
+        columns = [common, offset, rows.groups, rows.trials]
+        return np.concatenate(columns, axis=1).astype(np.float32)
 
     def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:
         """Returns draws of named numbers in the units of the formula, each of shape [S].
@@ -299,6 +300,11 @@ class Regression:
                 f"prior of the intercept at typical covariates: normal("
                 f"{parts.base + mean * unit:.3g}, {deviation * unit:.3g})"
             )
+        trials = design.schema.columns.get(str(design.trials))
+        if isinstance(trials, Numeric):
+            found.append(
+                f"trials: {design.trials}, at most {trials.upper:g}, given and not modelled"
+            )
         found += parts.kind.choices(unit)
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
         if parts.measured:
@@ -432,14 +438,14 @@ class Regression:
         """Returns expected outcomes of new records, with intervals.
 
         Args:
-          data: A data set with the covariates' columns.
+          data: A data set with the covariates' columns, and that of trials if it is one.
           level: The probability of the intervals, which are central.
           seed: The seed of the draws of outcomes.
 
         Returns:
           A pandas DataFrame with a row each record: "mean", "mean_low" and "mean_high" of the
-          expected outcome, "low" and "high" of outcomes; for categorical and ordinal families the
-          mean and the ends of each level's probability.
+          expected outcome (of successes among trials their number), "low" and "high" of outcomes;
+          for categorical and ordinal families the mean and the ends of each level's probability.
         """
         import pandas
 
@@ -480,7 +486,7 @@ class Regression:
         if layout.has_intercept:
             score += draws["intercept"].reshape(size, 1, blocks)
         if layout.group_sizes:
-            score += (draws["group"] @ inputs[:, num + 1 :].T)[:, :, None]
+            score += (draws["group"] @ rows.groups.astype(np.float64).T)[:, :, None]
         return score
 
     def _own(self) -> dict[str, np.ndarray]:
@@ -494,18 +500,19 @@ class Regression:
         parts, outcome = self.parts, self.parts.outcome
         draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         own, scores = self._own(), self._score(rows)
+        trials = rows.trials[:, 0] if parts.layout.has_trials else None
         if not parts.layout.unit:
-            return predicted(parts.kind, scores, own, outcome, seed)
+            return predicted(parts.kind, scores, own, outcome, seed, trials)
         # Of persons who are not known: over the intercepts that they may have.
         sd = draws["unit_sd"][:, None, None]
         points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
         weighted = zip(points, weights / weights.sum(), strict=True)
         mean = sum(
-            weight * predicted(parts.kind, scores + sd * point, own, outcome, seed)[0]
+            weight * predicted(parts.kind, scores + sd * point, own, outcome, seed, trials)[0]
             for point, weight in weighted
         )
         drawn = scores + sd * np.random.default_rng(seed).normal(size=scores.shape)
-        return np.asarray(mean), predicted(parts.kind, drawn, own, outcome, seed)[1]
+        return np.asarray(mean), predicted(parts.kind, drawn, own, outcome, seed, trials)[1]
 
     def population(
         self,
