@@ -190,7 +190,7 @@ def main():
         print(json.dumps(rows[-len(EPSILONS) :]), flush=True)
         result = {"cells": rows, "level": LEVEL, "delta": DELTA, **about}
         (arguments.out / "families.json").write_text(json.dumps(result, indent=1) + "\n")
-        (arguments.out / "families.md").write_text(table(rows))
+        (arguments.out / "families.txt").write_text(table(rows))
     print(json.dumps({f"{r['family']}-{r['epsilon']:g}": r["coverage"] for r in rows}))
 
 
