@@ -79,12 +79,6 @@ def make_study(family="logistic", **settings):
     return Study(prior, likelihood, optimizer, **{**given, **settings})
 
 
-@pytest.fixture(scope="module", params=["logistic", "linear"])
-def any_study(request):
-    made = make_study(request.param)
-    return request.param, made, Refiner(made)
-
-
 @pytest.fixture(scope="module")
 def study():
     return make_study()
@@ -93,6 +87,14 @@ def study():
 @pytest.fixture(scope="module")
 def refiner(study):
     return Refiner(study)
+
+
+@pytest.fixture(scope="module", params=["logistic", "linear"])
+def any_study(request, study, refiner):
+    if request.param == "logistic":
+        return request.param, study, refiner
+    made = make_study(request.param)
+    return request.param, made, Refiner(made)
 
 
 def make_hospital(study, refiner, **settings):
@@ -576,7 +578,8 @@ def like_hospitals(study, num_hospitals, generator, *, sds, records=2000, apart=
     return sums, mean, delta
 
 
-def test_q_is_that_of_chance_for_like_hospitals_and_sees_unlike_ones(study):
+@pytest.mark.slow
+def test_q_is_that_of_chance_for_like_hospitals(study):
     generator = np.random.default_rng(5)
     found = []
     for _ in range(12):
@@ -585,6 +588,10 @@ def test_q_is_that_of_chance_for_like_hospitals_and_sees_unlike_ones(study):
     assert {part.degrees for part in found} == {6}
     # A mean of 12 chi-squares of 6 degrees: 6 +- 1 (one standard error).
     assert abs(np.mean([part.statistic for part in found]) - 6.0) < 4.5
+
+
+def test_q_sees_unlike_hospitals(study):
+    generator = np.random.default_rng(5)
     sums, mean, _ = like_hospitals(study, 4, generator, sds=(10.0,), apart=3.0)
     posterior = combine(study.point, mean, sums, weights="precision")
     assert posterior.heterogeneity.p_value < 1e-6
@@ -593,6 +600,7 @@ def test_q_is_that_of_chance_for_like_hospitals_and_sees_unlike_ones(study):
     assert any("are unlike" in note for note in posterior.notes)
 
 
+@pytest.mark.slow
 def test_precision_weights_narrow_and_cover(study):
     """Hospitals with 20 times the noise of others count for less; .9 intervals hold .7 of 16 truths."""
     generator = np.random.default_rng(6)

@@ -61,15 +61,16 @@ class Coordinates:
         """Returns whether the prior draws several values at once, each with its own density."""
         num = 7
         try:
-            draws = tf.constant(self.prior_draws(num), self.dtype)
-            together = np.asarray(as_graph(lambda: self.log_prior(draws)))
+            draws = self.prior_draws(num)
+            # The trace that fits use.
+            together, _ = self.log_density(draws)
         except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
             return False
         if together.shape != (num,):
             return False
         # Cheaper to trace than a loop.
         traced = tf.function(self.log_prior, autograph=False)
-        alone = np.array([traced(draw) for draw in draws])
+        alone = np.array([traced(draw) for draw in tf.constant(draws, self.dtype)])
         return bool(np.allclose(together, alone, rtol=1e-3, equal_nan=True))
 
     def flatten(self, params: Structure) -> list[tf.Tensor]:
@@ -96,10 +97,16 @@ class Coordinates:
         Args:
           part: Its number in the order of `tf.nest.flatten`.
         """
+        return self._are_real[part]
+
+    @functools.cached_property
+    def _are_real(self) -> list[bool]:
         points = [tf.linspace(tf.constant(-1.0, self.dtype), 2.0, size) for size in self.sizes]
-        constrained = tf.nest.flatten(as_graph(lambda: self.constrain(points)))[part]
-        same = np.asarray(points[part]) == np.reshape(np.asarray(constrained), [-1])
-        return bool(same.all()) if same.shape == (self.sizes[part],) else False
+        constrained = tf.nest.flatten(as_graph(lambda: self.constrain(points)))
+        return [
+            np.array_equal(np.ravel(after), before)
+            for before, after in zip(points, constrained, strict=True)
+        ]
 
     def prior_draws(self, num: int, seed: Sequence[int] | np.ndarray = (0, 3)) -> np.ndarray:
         """Returns draws from the prior as vectors on the real line, float64 of shape [num, D].

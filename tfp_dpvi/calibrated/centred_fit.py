@@ -232,7 +232,7 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
     generator = np.random.default_rng(0)
     window = curvatures.window
     # Everything is in units of the prior's standard deviations, so that no unit matters.
-    draws = coordinates.prior_draws(_NUM_DRAWS)
+    draws = scoring.prior_draws
     near_draws = without_far_draws(draws, coordinates.names)
     unit = near_draws.std(axis=0)
     to_phi = np.linalg.inv(whitening.T) * unit[index]

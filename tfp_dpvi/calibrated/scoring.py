@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,6 +132,7 @@ class Scoring:
 
     Attributes:
       pairing: The model's coordinates and simulation.
+      prior_draws: Draws from the prior as coordinates, shape [n, D].
       size: The number d of parameters that the likelihood reads.
       clip: The clip, 1: scores are whitened to a mean square of 1.
       num_records: The public number N of records.
@@ -158,7 +159,8 @@ class Scoring:
         self.num_records = 1
         dtype = pairing.coordinates.dtype
         coordinates = pairing.coordinates
-        draws = without_far_draws(coordinates.prior_draws(_NUM_PRIOR_DRAWS), coordinates.names)
+        self.prior_draws = coordinates.prior_draws(_NUM_PRIOR_DRAWS)
+        draws = without_far_draws(self.prior_draws, coordinates.names)
         middle = _middle(draws, pairing)
         self._rest = tf.constant(middle, dtype)
         prior = NormalPrior.of_draws(draws[:, pairing.index])
@@ -572,10 +574,11 @@ class Scoring:
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
         blocks = np.arange(_PUBLIC, _BURN_IN)
-        curvatures = self.curvatures(accumulated, mechanism, blocks)
+        draw = self._draw_of(accumulated, mechanism, blocks)
+        curvatures = draw(0.0)
         trusted = curvatures.resembles >= _LEAST_RESEMBLANCE
         if not trusted:
-            curvatures = self.curvatures(accumulated, mechanism, blocks, _FLATTENED)
+            curvatures = draw(_FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         # Of the mean curvature: draws without information would lead back to a vague prior's mean.
         slopes, variances = (
@@ -618,6 +621,12 @@ class Scoring:
         Raises:
           ValueError: The blocks have too few steps.
         """
+        return self._draw_of(accumulated, mechanism, used)(flatten)
+
+    def _draw_of(
+        self, accumulated: dict[str, Structure], mechanism: Mechanism, used: np.ndarray
+    ) -> Callable[[float], Curvatures]:
+        """Returns `curvatures` as a function of `flatten`, for which moments are simulated once."""
         arrays = tf.nest.map_structure(np.asarray, accumulated)
         used = used[arrays["curvature"]["steps"][used] > 0]
         if not len(used):
@@ -635,21 +644,25 @@ class Scoring:
         else:
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
-        return draw_curvatures(
-            released,
-            simulated,
-            whitening,
-            num_records=self.num_records,
-            clip=self.clip.bound,
-            num_twins=self.num_twins,
-            ranking=self.ranking,
-            trusted=trusted,
-            halves=(first.score - second.score, away),
-            half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
-            generator=np.random.default_rng(0),
-            flatten=flatten,
-            weighted=not self.scale.are_alike,
-        )
+
+        def draw(flatten: float) -> Curvatures:
+            return draw_curvatures(
+                released,
+                simulated,
+                whitening,
+                num_records=self.num_records,
+                clip=self.clip.bound,
+                num_twins=self.num_twins,
+                ranking=self.ranking,
+                trusted=trusted,
+                halves=(first.score - second.score, away),
+                half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
+                generator=np.random.default_rng(0),
+                flatten=flatten,
+                weighted=not self.scale.are_alike,
+            )
+
+        return draw
 
     def window(
         self, accumulated: dict[str, Any], mechanism: Mechanism
