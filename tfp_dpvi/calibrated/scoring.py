@@ -27,6 +27,7 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.progress import Caution, Progress, Search
 from tfp_dpvi.calibrated.ranks import OutcomeRanks, Ranking, ranking_of
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
+from tfp_dpvi.calibrated.start import SCALE, middle_of, ranks_of
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.weights import (
     ReleasedWeights,
@@ -52,9 +53,6 @@ from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.vmap import weighted_sum
 from tfp_dpvi.training import Mechanism
 
-# The order of coordinates in W.
-_SCALE, _INTERCEPT = 0, 1
-_SLOPE = 2
 # Twins of outcomes with many values.
 NUM_TWINS = 4
 # Blocks of steps in public coordinates, and blocks before the window.
@@ -86,9 +84,6 @@ _LEAST_SIGNAL = 1.5
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
 _NUM_PRIOR_DRAWS = 4096
-_REFINEMENTS = 3
-# Standard deviations that the mean of draws may be off.
-_CHANCE = 3.0
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
 _BISECTIONS = 16
@@ -161,14 +156,14 @@ class Scoring:
         coordinates = pairing.coordinates
         self.prior_draws = coordinates.prior_draws(_NUM_PRIOR_DRAWS)
         draws = without_far_draws(self.prior_draws, coordinates.names)
-        middle = _middle(draws, pairing)
+        middle = middle_of(draws, pairing)
         self._rest = tf.constant(middle, dtype)
         prior = NormalPrior.of_draws(draws[:, pairing.index])
         self.prior = dataclasses.replace(prior, mean=middle[pairing.index])
-        ranks = _ranks(pairing)
+        ranks = ranks_of(pairing)
         self._order = np.argsort(ranks, kind="stable")
         # In W they come first, so that their coordinates move nothing else.
-        self._is_scale = np.sort(ranks) == _SCALE
+        self._is_scale = np.sort(ranks) == SCALE
         self.set_inputs(x)
         self.theta = tf.Variable(self.prior.mean, dtype=dtype, trainable=False, name="theta")
         square = np.eye(self.size)
@@ -810,45 +805,6 @@ def _noise_of(mechanism: Mechanism) -> float:
 def _unbounded(size: int) -> np.ndarray:
     """Returns bounds of a step that has none, shape [2, d]."""
     return np.outer([-math.inf, math.inf], np.ones(size))
-
-
-def _ranks(pairing: Pairing) -> np.ndarray:
-    """Returns the ranks of coordinates in W, shape [d]: scales, intercepts, slopes.
-
-    So a shift or a scale of columns is a triangular change.
-    """
-    coordinates = pairing.coordinates
-    ranks = []
-    for part in pairing.parameters_read:
-        size = coordinates.sizes[part]
-        of_number = _INTERCEPT if coordinates.is_real(part) else _SCALE
-        ranks.append(np.full(size, _SLOPE if size > 1 else of_number))
-    return np.concatenate(ranks)
-
-
-def _middle(draws: np.ndarray, pairing: Pairing) -> np.ndarray:
-    """Returns the mean of a prior, shape [D]: of its draws, without their error if it is normal.
-
-    That error is small beside the prior, but for a wide prior it is far from the records.
-
-    Args:
-      draws: Draws from the prior, shape [n, D].
-      pairing: The model's coordinates.
-    """
-    middle: np.ndarray = draws.mean(axis=0)
-    for _ in range(_REFINEMENTS):
-        _, slopes = pairing.coordinates.log_density(middle[None])
-        moved, first = middle.copy(), 0
-        for part in pairing.parameters_read:
-            size = pairing.coordinates.sizes[part]
-            own = pairing.index[first : first + size]
-            step = np.cov(draws[:, own].T).reshape(size, size) @ slopes[0, own]
-            # A longer one is no error of draws: the prior is not normal.
-            if slopes[0, own] @ step < _CHANCE**2 * size / len(draws):
-                moved[own] += step
-            first += size
-        middle = moved
-    return middle
 
 
 def _last_block(step: int, num_steps: int) -> int:
