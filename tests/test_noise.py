@@ -27,6 +27,7 @@ PACKAGE = pathlib.Path(dpvi.__file__).parent
 
 # Files that draw normals for another purpose than the noise of a release, and which.
 OTHER_NORMALS = {
+    "federated/columns.py": "invented inputs in place of public ones",
     "federated/factors.py": "draws of a posterior that is known",
     "federated/scoring.py": "draws of a posterior at which a step is taken",
     "federated/study.py": "public directions that try the prior",
@@ -153,6 +154,22 @@ def local_steps(shift, **how):
     return change_of(Hospital(study, x + np.float32(shift), y, **settings))
 
 
+def last_phase(shift, **how):
+    """The sums that a hospital releases after a study's rounds."""
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), [1])})
+    likelihood = lambda params, x: tfd.Normal(x[:, 0] * params["w"][0], 1.0)  # noqa: E731
+    x, y = records(60, 1)
+    optimizer = dpvi.optimizers.InformationOptimizer(l2_norm_clip=1.0)
+    study = Study(
+        prior, likelihood, optimizer, local_steps=2, calibrated=True, example=(x[:4], y[:4])
+    )
+    settings = {"name": "a", "epsilon": 1.0, "rounds": 1, "seed": None if how else 1, **how}
+    hospital = Hospital(study, x + np.float32(shift), y, **settings)
+    start = study.terms.prior
+    last = Task(study.terms.identity, "a", "r", 1, start, start, last=True)
+    return list(hospital.refine(last).sums.halves.values())
+
+
 def scores(shift):
     """Mean log scores of two models, whose releases so far are of no records."""
     x = np.linspace(-1.0, 1.0, 60).astype("float32")
@@ -174,7 +191,17 @@ def scores(shift):
     return [result.score, result.difference, result.noise_sd, result.sampling_sd]
 
 
-RELEASES = [gradients, pairs, moments, counts, checks, message, local_steps, scores]
+RELEASES = [
+    gradients,
+    pairs,
+    moments,
+    counts,
+    checks,
+    message,
+    local_steps,
+    last_phase,
+    scores,
+]
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -203,6 +230,7 @@ SECURE = {"randomness": "secure"}
 STEPS = {
     "training/fit.py": functools.partial(gradients, **SECURE),
     "federated/refiner.py": functools.partial(local_steps, **SECURE),
+    "federated/window.py": functools.partial(last_phase, **SECURE),
     "training/compiled.py": None,
     # Of simulated records.
     "rehearsal/replicates.py": None,

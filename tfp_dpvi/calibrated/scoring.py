@@ -563,7 +563,7 @@ class Scoring:
         noise = _noise_of(mechanism) / slopes
         tiny = np.finfo(float).tiny
         nearest = np.minimum(_WANDER / np.sqrt(np.maximum(precisions, tiny)), _FARTHEST)
-        gains = np.minimum(gain, 2.0 * (nearest / np.maximum(noise, tiny)) ** 2)
+        gains = 2.0 / np.maximum((noise / nearest) ** 2, 2.0 / gain)
         self._gain.assign((directions * (gains / slopes)) @ directions.T)
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
