@@ -24,7 +24,6 @@ import sys
 import numpy as np
 from dp_accounting import NeighboringRelation
 from harness import command, commit, machine, versions
-from replicates import Replicates, centred
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf, tfd
@@ -34,6 +33,7 @@ from tfp_dpvi.checking.judge import judge
 from tfp_dpvi.checking.null import Estimate, variance_factor
 from tfp_dpvi.checking.outcomes import Predictor, draws_of
 from tfp_dpvi.checking.release import Release, Subjects, contributions
+from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
 DELTA = 1e-5
 CHECK_EPSILON = 0.2

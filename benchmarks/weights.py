@@ -21,10 +21,10 @@ import warnings
 
 import numpy as np
 from harness import write_study
-from replicates import Replicates, centred
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
 DELTA = 1e-6
 LEVEL = 0.9
@@ -94,7 +94,7 @@ def method(num, size, epsilon, most):
 
 
 def interval(fits, x, y, seed, weights):
-    fit = fits.fit(x.astype("float32"), y.astype("float32"), seed, weights)
+    fit = fits.fit(x.astype("float32"), y.astype("float32"), seed, weights=weights)
     tail = (1.0 - LEVEL) / 2.0
     return fit, *np.quantile(fit.draws, [tail, 1.0 - tail], axis=0)
 
@@ -105,7 +105,7 @@ def one_logistic(num, epsilon, seed):
     chosen = included(weights, num, np.random.default_rng([seed, 2]))
     x, y, weights = x[chosen], y[chosen], weights[chosen].astype("float32")
     exact, sd = newton(x, y, weights)
-    fit, low, high = interval(method(num, len(TRUTH), epsilon, MOST), x, y, seed, weights)
+    fit, low, high = interval(method(num, len(TRUTH), epsilon, MOST), x, y, seed, weights=weights)
     other = {}
     if seed < NUM_COMPARED:
         plain = method(num, len(TRUTH), epsilon, None)
