@@ -21,9 +21,17 @@ SCRIPTS = sorted(
 def imported(tree, own):
     """Modules of this repository and the names that a script takes from them."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            if node.module.partition(".")[0] in own:
-                yield node.module, [alias.name for alias in node.names]
+        is_from = isinstance(node, ast.ImportFrom) and node.module and not node.level
+        if is_from and node.module.partition(".")[0] in own:
+            yield node.module, [alias.name for alias in node.names]
+
+
+def of_library(tree):
+    """Names after `dpvi.`."""
+    for node in ast.walk(tree):
+        is_attribute = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if is_attribute and node.value.id == "dpvi":
+            yield node.attr
 
 
 def missing(source, own):
@@ -37,10 +45,9 @@ def missing(source, own):
                     importlib.import_module(f"{module}.{name}")
                 except ImportError:
                     yield f"{module}.{name}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.value.id == "dpvi" and not hasattr(dpvi, node.attr):
-                yield f"dpvi.{node.attr}"
+    for name in of_library(tree):
+        if not hasattr(dpvi, name):
+            yield f"dpvi.{name}"
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
