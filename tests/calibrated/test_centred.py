@@ -25,7 +25,7 @@ from tfp_dpvi.calibrated.centred import (
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.ranks import Ranking
 from tfp_dpvi.calibrated.scores import ModelScores
-from tfp_dpvi.calibrated.whitening import ReleasedSums, SimulatedMoments, draw_curvatures
+from tfp_dpvi.calibrated.whitening import ReleasedSums, SeenCurvature, SimulatedMoments
 from tfp_dpvi.calibrated.wider import SimulatedWider
 from tfp_dpvi.gradients import Clip, Released, joint_sensitivity
 from tfp_dpvi.gradients.base import PerExample
@@ -373,7 +373,7 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
         eye, 2.0, eye, eye, 2.0, expected, np.zeros(2), 0.0, np.zeros([0, 2]), 1.0,
         *[np.zeros(0)] * 2, SimulatedWider(2.0, 2.0, expected),
     )  # fmt: skip
-    return draw_curvatures(
+    return SeenCurvature(
         sums, moments, eye,
         num_records=NUM,
         clip=1.0,
@@ -383,7 +383,7 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
         halves=(np.zeros(2), np.zeros(2)),
         half_variance=4.0,
         generator=np.random.default_rng(0),
-    )  # fmt: skip
+    ).draw()  # fmt: skip
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.2 * NUM, 2.0 * NUM])

@@ -72,7 +72,7 @@ def test_the_mode_is_found_where_the_prior_is_sure():
     prior = CurvaturePrior(np.eye(size) * 100.0, (1600.0,), 0.3)
     seen = noisy(np.eye(size) * 120.0, 60.0, np.random.default_rng(0))
     model = lib._Bartlett(window(seen, 60.0), prior, 1600.0)
-    mode, root = model.laplace()
+    mode, root = model.laplace
     _, gradient = model.log_density(mode[None])
     assert np.linalg.norm(np.linalg.solve(root, gradient[0])) < 0.5  # In standard deviations.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -14,6 +15,8 @@ from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
 NUM_DRAWS = 32
 # Of HMC.
 _NUM_STEPS = 16
+# The log evidence below the best from which fewer degrees are not tried.
+_HOPELESS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,16 +101,6 @@ class CurvaturePrior:
             logs[number] -= max(beside, 0.0) / 2.0
         return special.softmax(logs)
 
-    def evidence(self, window: Window) -> np.ndarray:
-        """Returns probabilities of the degrees given the release, by Laplace's method.
-
-        They are one without noise, where the degrees do not matter.
-        """
-        if window.matrix_sd == 0.0:
-            return np.full(len(self.degrees), 1.0 / len(self.degrees))
-        logs = [_Bartlett(window, self, degrees).log_evidence() for degrees in self.degrees]
-        return special.softmax(logs)
-
     def mismatch(self, window: Window) -> float:
         """Returns the relative distance of the release from the nearest multiple of `matrix`.
 
@@ -131,11 +124,62 @@ class CurvaturePrior:
         return float(before / (before + noise))
 
 
+class NoisyCurvature:
+    """The curvature given a noisy release of its matrix.
+
+    Args:
+      window: The released averages.
+      prior: The prior of M and of A over M.
+    """
+
+    def __init__(self, window: Window, prior: CurvaturePrior) -> None:
+        self._window, self._prior = window, prior
+
+    @functools.cached_property
+    def _densities(self) -> list[_Bartlett]:
+        return [_Bartlett(self._window, self._prior, degrees) for degrees in self._prior.degrees]
+
+    @functools.cached_property
+    def evidence(self) -> np.ndarray:
+        """Probabilities of the prior's degrees given the release, by Laplace's method.
+
+        They are alike without noise, where the degrees do not matter.
+        """
+        num = len(self._prior.degrees)
+        if num == 1 or self._window.matrix_sd == 0.0:
+            return np.full(num, 1.0 / num)
+        logs = np.full(num, -math.inf)
+        # The evidence has one mode: what lies behind its fall is not searched, where modes are far.
+        for number in reversed(range(num)):
+            logs[number] = self._densities[number].log_evidence()
+            if logs[number] < logs.max() - _HOPELESS:
+                break
+        return special.softmax(logs)
+
+    def matrices(self, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Returns draws of M, for each number of degrees as many as its probability asks for.
+
+        Args:
+          weights: Probabilities of the prior's degrees.
+          generator: The source of random numbers.
+
+        Returns:
+          An array of shape [K, d, d]; K = 1 without noise.
+        """
+        if self._window.matrix_sd == 0.0:
+            return self._window.matrix[None]
+        edges = NUM_DRAWS * np.cumsum([0.0, *weights]) + generator.uniform()
+        numbers = np.diff(np.floor(edges).astype(int))
+        drawn = [
+            density.draws(num, generator)
+            for density, num in zip(self._densities, numbers, strict=True)
+            if num
+        ]
+        return generator.permutation(np.concatenate(drawn))
+
+
 def draw_curvature(
-    window: Window,
-    prior: CurvaturePrior,
-    generator: np.random.Generator,
-    weights: np.ndarray | None = None,
+    window: Window, prior: CurvaturePrior, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns draws of (A, M) given their noisy release.
 
@@ -145,16 +189,11 @@ def draw_curvature(
       window: The released averages.
       prior: The prior of M and of A over M.
       generator: The source of random numbers.
-      weights: Probabilities of the prior's degrees, by default those of `CurvaturePrior.weights`.
 
     Returns:
       Arrays of shape [K, d, d]; K = 1 without noise.
     """
-    if window.matrix_sd == 0.0:
-        matrices = window.matrix[None]
-    else:
-        weights = prior.weights(window) if weights is None else weights
-        matrices = _draw_matrices(window, prior, weights, generator)
+    matrices = NoisyCurvature(window, prior).matrices(prior.weights(window), generator)
     return with_slopes(window, prior, matrices, generator), matrices
 
 
@@ -199,23 +238,6 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     return roots @ relative @ np.swapaxes(roots, 1, 2)
 
 
-def _draw_matrices(
-    window: Window,
-    prior: CurvaturePrior,
-    weights: np.ndarray,
-    generator: np.random.Generator,
-) -> np.ndarray:
-    """Returns draws of M, for each number of degrees as many as its probability asks for."""
-    edges = NUM_DRAWS * np.cumsum([0.0, *weights]) + generator.uniform()
-    numbers = np.diff(np.floor(edges).astype(int))
-    drawn = [
-        _Bartlett(window, prior, degrees).draws(num, generator)
-        for degrees, num in zip(prior.degrees, numbers, strict=True)
-        if num
-    ]
-    return generator.permutation(np.concatenate(drawn))
-
-
 class _Bartlett:
     """The density log p(T, log a | M_hat) with M = a L0 T T' L0' / nu, as a function of a vector.
 
@@ -243,7 +265,7 @@ class _Bartlett:
 
     def log_evidence(self) -> float:
         """Returns the log probability of the release, up to a constant, by Laplace's method."""
-        mode, root = self.laplace()
+        mode, root = self.laplace
         (value,), _ = self.log_density(mode[None])
         # The densities of normals, of logarithms of chi variables, and of log a.
         num_normal = len(mode) - 1 - self._rank
@@ -255,7 +277,7 @@ class _Bartlett:
 
     def draws(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M by HMC from the Laplace approximation, shape [num, d, d]."""
-        mode, root = self.laplace()
+        mode, root = self.laplace
         normals = generator.normal(size=(num, len(mode)))
         start = mode + linalg.solve_triangular(root, normals.T, trans=1, lower=True).T
         traces = np.trace(self.matrices(start), axis1=1, axis2=2)
@@ -334,8 +356,9 @@ class _Bartlett:
         x[1, -1] = math.log(max(np.sum(self._released * mean) / np.sum(mean**2), 0.1))
         return x[[np.argmax(self.log_density(x)[0])]]
 
+    @functools.cached_property
     def laplace(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the mode, and a Cholesky factor of the Gauss-Newton Hessian.
+        """The mode, and a Cholesky factor of the Gauss-Newton Hessian.
 
         The Hessian is that at the mode or one small step before it.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,8 +40,8 @@ from tfp_dpvi.calibrated.whitening import (
     Curvatures,
     NormalPrior,
     ReleasedSums,
+    SeenCurvature,
     SimulatedMoments,
-    draw_curvatures,
     log_mean,
     symmetric,
     whitening_of,
@@ -517,14 +517,14 @@ class Scoring:
           mechanism: The mechanism that releases.
           block: The number of the block of steps.
         """
-        curvatures = self.curvatures(accumulated, mechanism, np.array([block]), _FLATTENED)
-        window = curvatures.window
-        if curvatures.resembles >= _LEAST_RESEMBLANCE or window.curvature_signal < _LEAST_SIGNAL:
-            return
+        seen = self._seen_curvature(accumulated, mechanism, np.array([block]))
         # Far from the records, twins' scores are cut by a centre that the record has moved.
-        if curvatures.lack_of_fit.total > _FAR * curvatures.lack_of_fit.expected:
+        is_far = seen.lack_of_fit.total > _FAR * seen.lack_of_fit.expected
+        if is_far or seen.window.curvature_signal < _LEAST_SIGNAL:
             return
-        relative = self._information(curvatures)
+        if seen.resembles >= _LEAST_RESEMBLANCE:
+            return
+        relative = self._information(seen.draw(_FLATTENED))
         if self._unlike is not None:
             root = np.linalg.cholesky(self._unlike)
             relative = symmetric(self.size * root @ relative @ root.T)
@@ -569,11 +569,9 @@ class Scoring:
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
         blocks = np.arange(_PUBLIC, _BURN_IN)
-        draw = self._draw_of(accumulated, mechanism, blocks)
-        curvatures = draw(0.0)
-        trusted = curvatures.resembles >= _LEAST_RESEMBLANCE
-        if not trusted:
-            curvatures = draw(_FLATTENED)
+        seen = self._seen_curvature(accumulated, mechanism, blocks)
+        trusted = seen.resembles >= _LEAST_RESEMBLANCE
+        curvatures = seen.draw(0.0 if trusted else _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         # Of the mean curvature: draws without information would lead back to a vague prior's mean.
         slopes, variances = (
@@ -598,30 +596,19 @@ class Scoring:
         moments = self._moments_alike(self._theta())
         self._set_target(symmetric(relative @ information @ relative.T), moments)
 
-    def curvatures(
-        self,
-        accumulated: dict[str, Any],
-        mechanism: Mechanism,
-        used: np.ndarray,
-        flatten: float = 0.0,
-    ) -> Curvatures:
-        """Returns draws of the curvature from the releases of some blocks of steps.
+    def _seen_curvature(
+        self, accumulated: dict[str, Structure], mechanism: Mechanism, used: np.ndarray
+    ) -> SeenCurvature:
+        """Returns what the releases of some blocks of steps say of the curvature.
 
         Args:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that released them.
           used: The numbers of the blocks, all in the present coordinates.
-          flatten: The share of equal weights in those of the prior's degrees.
 
         Raises:
           ValueError: The blocks have too few steps.
         """
-        return self._draw_of(accumulated, mechanism, used)(flatten)
-
-    def _draw_of(
-        self, accumulated: dict[str, Structure], mechanism: Mechanism, used: np.ndarray
-    ) -> Callable[[float], Curvatures]:
-        """Returns `curvatures` as a function of `flatten`, for which moments are simulated once."""
         arrays = tf.nest.map_structure(np.asarray, accumulated)
         used = used[arrays["curvature"]["steps"][used] > 0]
         if not len(used):
@@ -639,25 +626,20 @@ class Scoring:
         else:
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
-
-        def draw(flatten: float) -> Curvatures:
-            return draw_curvatures(
-                released,
-                simulated,
-                whitening,
-                num_records=self.num_records,
-                clip=self.clip.bound,
-                num_twins=self.num_twins,
-                ranking=self.ranking,
-                trusted=trusted,
-                halves=(first.score - second.score, away),
-                half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
-                generator=np.random.default_rng(0),
-                flatten=flatten,
-                weighted=not self.scale.are_alike,
-            )
-
-        return draw
+        return SeenCurvature(
+            released,
+            simulated,
+            whitening,
+            num_records=self.num_records,
+            clip=self.clip.bound,
+            num_twins=self.num_twins,
+            ranking=self.ranking,
+            trusted=trusted,
+            halves=(first.score - second.score, away),
+            half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
+            generator=np.random.default_rng(0),
+            weighted=not self.scale.are_alike,
+        )
 
     def window(
         self, accumulated: dict[str, Any], mechanism: Mechanism
@@ -672,7 +654,8 @@ class Scoring:
           ValueError: The fit was too short.
         """
         blocks = np.arange(_BURN_IN, NUM_BLOCKS)
-        return self.curvatures(accumulated, mechanism, blocks), self._coordinates.whitening
+        seen = self._seen_curvature(accumulated, mechanism, blocks)
+        return seen.draw(), self._coordinates.whitening
 
     # ------------------------------------------------------------------ simulation
 

@@ -7,6 +7,7 @@ here is NumPy in float64, from public or released values.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from scipy import linalg
 
 from tfp_dpvi.calibrated.checks import scales
-from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, draw_curvature, with_slopes
+from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, NoisyCurvature, with_slopes
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.ranks import Ranking, ReleasedRanks
 from tfp_dpvi.calibrated.weights import ReleasedWeights
@@ -379,23 +380,8 @@ class Curvatures:
         return float(traces[0] / traces[1])
 
 
-def draw_curvatures(
-    released: ReleasedSums,
-    simulated: SimulatedMoments,
-    whitening: np.ndarray,
-    *,
-    num_records: int,
-    clip: float,
-    num_twins: int,
-    ranking: Ranking,
-    trusted: bool,
-    halves: tuple[np.ndarray, np.ndarray],
-    half_variance: float,
-    generator: np.random.Generator,
-    flatten: float = 0.0,
-    weighted: bool = False,
-) -> Curvatures:
-    """Returns draws of the curvature given its noisy release.
+class SeenCurvature:
+    """The curvature as a release and a simulation show it, before it is drawn.
 
     Args:
       released: The released sums.
@@ -410,74 +396,132 @@ def draw_curvatures(
       halves: Differences of the halves' scores and of their mean phi, see `Window`.
       half_variance: See `Window`.
       generator: The source of random numbers.
-      flatten: The share of equal weights in those of the prior's degrees.
       weighted: Whether records have unlike weights, so that the variance of scores is not what
         their slope says.
+
+    Attributes:
+      window: The released sums.
+      lack_of_fit: See `ReleasedExcess`.
     """
-    size = len(released.theta)
-    eye = np.eye(size)
-    matrix, slope = num_records * simulated.matrix, num_records * simulated.slope
-    level = np.trace(matrix) / size
-    kappa = simulated.scale * num_records / np.trace(matrix)
-    matrix = matrix + _RIDGE * level * eye
-    slope = slope + _RIDGE * level * eye
-    is_dense = released.matrix.ndim == 2
-    if not is_dense:
-        scales = _draw_scales(released, simulated, num_records, generator)
-        mean_scales = np.exp(np.log(scales).mean(axis=0))
-        far = _wrong_correlations(released, simulated, num_records, mean_scales)
-    elif trusted:
-        diagonals = np.diag(released.matrix), np.diag(matrix)
-        mean_scales = np.exp(_log_scales(*diagonals, released.matrix_sd)[0])
-    else:
-        mean_scales = np.ones(size)
-        lower = linalg.cholesky(matrix, lower=True)
-        relative = linalg.solve_triangular(
-            lower, linalg.solve_triangular(lower, slope, lower=True).T, lower=True
+
+    def __init__(
+        self,
+        released: ReleasedSums,
+        simulated: SimulatedMoments,
+        whitening: np.ndarray,
+        *,
+        num_records: int,
+        clip: float,
+        num_twins: int,
+        ranking: Ranking,
+        trusted: bool,
+        halves: tuple[np.ndarray, np.ndarray],
+        half_variance: float,
+        generator: np.random.Generator,
+        weighted: bool = False,
+    ) -> None:
+        self._simulated, self._generator = simulated, generator
+        self._num_records, self._ranking = num_records, ranking
+        self._trusted, self._weighted = trusted, weighted
+        size = len(released.theta)
+        eye = np.eye(size)
+        matrix, slope = num_records * simulated.matrix, num_records * simulated.slope
+        level = np.trace(matrix) / size
+        kappa = simulated.scale * num_records / np.trace(matrix)
+        matrix = matrix + _RIDGE * level * eye
+        slope = slope + _RIDGE * level * eye
+        self._is_dense = released.matrix.ndim == 2
+        if not self._is_dense:
+            scales = _draw_scales(released, simulated, num_records, generator)
+            mean_scales = np.exp(np.log(scales).mean(axis=0))
+            self._ratios = scales / mean_scales
+            self._far = _wrong_correlations(released, simulated, num_records, mean_scales)
+        elif trusted:
+            diagonals = np.diag(released.matrix), np.diag(matrix)
+            mean_scales = np.exp(_log_scales(*diagonals, released.matrix_sd)[0])
+        else:
+            mean_scales = np.ones(size)
+            lower = linalg.cholesky(matrix, lower=True)
+            relative = linalg.solve_triangular(
+                lower, linalg.solve_triangular(lower, slope, lower=True).T, lower=True
+            )
+            matrix, slope = level * eye, level * symmetric(relative)
+        matrix, slope = (part * np.outer(mean_scales, mean_scales) for part in (matrix, slope))
+        if not self._is_dense:
+            released = dataclasses.replace(released, matrix=matrix)
+        self._released = released
+        variance, self.lack_of_fit = _score_variance(released, simulated, matrix, num_records)
+        share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
+        self.window = _window_of(
+            released,
+            whitening,
+            # Of the released variance itself, if there is one.
+            variance=1.0 if weighted else variance,
+            share=share,
+            halves=(halves, half_variance),
+            most_trace=simulated.spread * num_records * clip**2,
         )
-        matrix, slope = level * eye, level * symmetric(relative)
-    matrix, slope = (part * np.outer(mean_scales, mean_scales) for part in (matrix, slope))
-    if not is_dense:
-        released = dataclasses.replace(released, matrix=matrix)
-    variance, fit = _score_variance(released, simulated, matrix, num_records)
-    shift = released.as_shift(simulated)
-    shrink = float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0))
-    share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
-    window = _window_of(
-        released,
-        whitening,
-        # Of the released variance itself, if there is one.
-        variance=1.0 if weighted else variance,
-        share=share,
-        halves=(halves, half_variance),
-        most_trace=simulated.spread * num_records * clip**2,
-    )
-    prior = CurvaturePrior(
-        matrix=matrix,
-        degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
-        log_factor_sd=_LOG_FACTOR_SD,
-        kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
-        curvature=slope,
-    )
-    if not is_dense:
-        ratios = scales / mean_scales
-        matrices = matrix * ratios[:, :, None] * ratios[:, None, :]
+        self._prior = CurvaturePrior(
+            matrix=matrix,
+            degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
+            log_factor_sd=_LOG_FACTOR_SD,
+            kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
+            curvature=slope,
+        )
+        self._noisy = NoisyCurvature(self.window, self._prior)
+
+    @functools.cached_property
+    def resembles(self) -> float:
+        """See `Curvatures`."""
+        if not self._is_dense:
+            return 1.0
+        degrees = np.array(self._prior.degrees)
+        is_alike = degrees >= _LEAST_ALIKE * len(self._released.theta)
+        return float(np.sum(self._noisy.evidence[is_alike]))
+
+    def draw(self, flatten: float = 0.0) -> Curvatures:
+        """Returns draws of the curvature given its noisy release.
+
+        Args:
+          flatten: The share of equal weights in those of the prior's degrees.
+        """
+        released, simulated = self._released, self._simulated
+        window, prior = self.window, self._prior
+        generator = self._generator
+        if self._is_dense:
+            weights = self._noisy.evidence
+            flat = (1.0 - flatten) * weights + flatten / len(weights)
+            matrices = self._noisy.matrices(flat, generator)
+            is_hidden = window.curvature_signal < _KNOWN
+            far = _unlike(self.resembles) if self._trusted and is_hidden else math.nan
+        else:
+            matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
+            far = self._far
         slopes = with_slopes(window, prior, matrices, generator)
-        resembles = 1.0
-    else:
-        weights = prior.evidence(window)
-        flat = (1.0 - flatten) * weights + flatten / len(weights)
-        slopes, matrices = draw_curvature(window, prior, generator, flat)
-        resembles = float(np.sum(weights[np.array(prior.degrees) >= _LEAST_ALIKE * size]))
-        is_hidden = window.curvature_signal < _KNOWN
-        far = _unlike(resembles) if trusted and is_hidden else math.nan
-    variances = matrices
-    if weighted:
-        expected = num_records * simulated.variance / np.trace(simulated.matrix) * simulated.matrix
-        variances = _draw_variances(released, expected, window, prior, generator, trusted=trusted)
-    ranks = released.as_ranks(simulated.ranks_slope, num_records, ranking)
-    of_fit = (fit, ranks, shift, shrink, resembles, far, released.weights)
-    return Curvatures(window, slopes, matrices, variances, *of_fit)
+        variances = matrices
+        if self._weighted:
+            expected = self._num_records * simulated.variance / np.trace(simulated.matrix)
+            variances = _draw_variances(
+                released,
+                expected * simulated.matrix,
+                window,
+                prior,
+                generator,
+                trusted=self._trusted,
+            )
+        return Curvatures(
+            window=window,
+            slopes=slopes,
+            matrices=matrices,
+            variances=variances,
+            lack_of_fit=self.lack_of_fit,
+            ranks=released.as_ranks(simulated.ranks_slope, self._num_records, self._ranking),
+            shift=released.as_shift(simulated),
+            shrink=float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0)),
+            resembles=self.resembles,
+            mismatch=far,
+            weights=released.weights,
+        )
 
 
 def _window_of(
@@ -539,7 +583,7 @@ def _draw_variances(
       window: The window of the capped matrix.
       prior: The prior of the capped matrix.
       generator: The source of random numbers.
-      trusted: As in `draw_curvatures`.
+      trusted: As in `SeenCurvature`.
     """
     size = len(released.theta)
     level = np.trace(expected) / size
@@ -557,7 +601,8 @@ def _draw_variances(
         matrix = level * np.eye(size)
     window = dataclasses.replace(window, matrix=released.variance, matrix_sd=noise)
     prior = dataclasses.replace(prior, matrix=matrix, curvature=None)
-    return draw_curvature(window, prior, generator, prior.evidence(window))[1]
+    noisy = NoisyCurvature(window, prior)
+    return noisy.matrices(noisy.evidence, generator)
 
 
 def _unlike(resembles: float) -> float:

@@ -16,7 +16,7 @@ from tfp_dpvi.calibrated.centred_fit import posterior_of
 from tfp_dpvi.calibrated.checks import MOST_BEND
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
-from tfp_dpvi.calibrated.whitening import Curvatures, draw_curvatures
+from tfp_dpvi.calibrated.whitening import Curvatures, SeenCurvature
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import SiteSums, total_of
 from tfp_dpvi.federated.window import PublicPoint, released_sums
@@ -238,7 +238,7 @@ def _curvatures(
     scoring = point.scoring
     released = released_sums(total, theta)
     first, second = (released_sums(total, theta, half) for half in range(2))
-    return draw_curvatures(
+    return SeenCurvature(
         released,
         scoring.moments_at(theta, whitening),
         whitening,
@@ -250,7 +250,7 @@ def _curvatures(
         halves=(first.score - second.score, np.zeros(scoring.size)),
         half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
         generator=np.random.default_rng(0),
-    )
+    ).draw()
 
 
 def _bend(
