@@ -219,7 +219,7 @@ def test_what_would_halve_an_interval_in_closed_form():
         slope, data, noise, mixture, np.array([0]), log_prior
     )
     # (8 k + 4) / (10 k)^2 = 12 / 400.
-    assert records == pytest.approx((8.0 + math.sqrt(64.0 + 48.0)) / 6.0, rel=0.06)
+    assert records == pytest.approx((8.0 + math.sqrt(64.0 + 48.0)) / 6.0, rel=2e-3)
     assert math.isinf(epsilon)
 
 

@@ -28,6 +28,7 @@ _SHRUNK = math.sqrt(1.0 - _BANDWIDTH**2)
 _STEP = 1e-2
 # Of records or of epsilon.
 _MOST_FACTOR = 1e4
+_NUM_FACTORS = 41
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +90,13 @@ class Mixture:
         Returns:
           Draws of shape [n, d].
         """
-        scales = np.broadcast_to(self.scales, (len(self.locs), *self.scales.shape[1:]))[picks]
         normals = generator.normal(size=(len(picks), self.locs.shape[1]))
-        return self.locs[picks] + np.einsum("nij,nj->ni", scales, normals)
+        if len(self.scales) == 1:
+            return self.locs[picks] + normals @ self.scales[0].T
+        draws = self.locs[picks]
+        for pick in np.unique(picks):
+            draws[picks == pick] += normals[picks == pick] @ self.scales[pick].T
+        return draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,29 +311,26 @@ def halving_factors(
       Array of shape [D, 2]: factors of N and of epsilon, infinite where none of them would do it.
     """
     prior = _prior_precision(mixture, log_prior)
-    factors = np.geomspace(1.0, _MOST_FACTOR, 200)
+    logs = np.linspace(0.0, math.log(_MOST_FACTOR), _NUM_FACTORS)
 
-    def sds(records: float, epsilon: float) -> np.ndarray:
+    def log_sds(records: float, epsilon: float) -> np.ndarray:
         spread = records * data + noise / epsilon**2
         precision = prior.copy()
         precision[np.ix_(index, index)] += records**2 * slope.T @ np.linalg.solve(spread, slope)
         variances = np.diag(np.linalg.inv(precision))
-        deviations: np.ndarray = np.sqrt(np.maximum(variances, 0.0))
+        deviations: np.ndarray = np.log(np.maximum(variances, np.finfo(float).tiny)) / 2.0
         return deviations
 
-    paths = [
-        np.array([sds(factor, 1.0) for factor in factors]),
-        np.array([sds(1.0, factor) for factor in factors]),
-    ]
-    # The first factor with half of the sd.
-    return np.stack(
-        [
-            np.where((path <= path[0] / 2.0).any(axis=0), factors[halved], math.inf)
-            for path in paths
-            for halved in [np.argmax(path <= path[0] / 2.0, axis=0)]
-        ],
-        axis=1,
-    )
+    def halved(path: list[np.ndarray]) -> np.ndarray:
+        """Returns the factor with half of the first standard deviation, which fall on the path."""
+        falls = np.maximum.accumulate(path[0] - np.array(path))
+        found = [np.interp(math.log(2.0), fall, logs, right=math.inf) for fall in falls.T]
+        return np.exp(found)
+
+    factors = np.exp(logs)
+    by_records = halved([log_sds(factor, 1.0) for factor in factors])
+    by_epsilon = halved([log_sds(1.0, factor) for factor in factors])
+    return np.stack([by_records, by_epsilon], axis=1)
 
 
 def _prior_precision(mixture: Mixture, log_prior: LogDensity) -> np.ndarray:
