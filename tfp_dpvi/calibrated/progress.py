@@ -17,9 +17,7 @@ _LEAST_SHARE = 0.02
 # Steps that go on straight are far from their end, and no shorter than the first ones.
 _MOST_SHARE = 4.0
 _RECOVERY = 1.25
-# In the search, a score of at least this share of the last one did not come nearer, and is followed
-# by a step of twice as many Newton steps, up to so many.
-_NO_NEARER = 0.7
+# In the search each step is of twice as many Newton steps as the last one, up to so many.
 _MOST_NEWTON = 8.0
 # A score that begins a search in one of many coordinates, over its noise, and one that goes on.
 _SURE = 4.0
@@ -74,7 +72,6 @@ class Search:
         self.pull = np.zeros(len(is_scale))
         self._seen: list[np.ndarray] = []
         self._direction = np.zeros(len(is_scale))
-        self._hidden = np.zeros(len(is_scale), bool)
 
     def judge(self, progress: Progress) -> None:
         """Sets `steps` and `is_on`.
@@ -85,32 +82,22 @@ class Search:
         if not self.steps.any():
             self._begin(progress)
             return
-        last, self.pull = self.pull, progress.pull
-        forward = np.where(self.steps > 0.0, self._direction * self.pull, 0.0)
-        # A score that was clear need not be as clear again, and once it may be hidden.
-        goes_on = forward > _GOES_ON * progress.noise
-        hidden = (self.steps > 0.0) & (np.abs(forward) <= _GOES_ON * progress.noise)
-        self._hidden, waits = hidden, hidden & ~self._hidden
-        is_no_nearer = goes_on & (forward > _NO_NEARER * np.abs(last))
-        is_clear = goes_on | self._is_clear(_SURE * progress.noise)
+        self.pull = progress.pull
+        # A score that was clear need not be as clear again.
+        goes_on = self._direction * self.pull > _GOES_ON * progress.noise
         longer = np.minimum(2.0 * self.steps, _MOST_NEWTON)
-        self.steps = np.where(is_no_nearer, longer, np.where(is_clear | waits, 1.0, 0.0))
-        self._direction = np.where(is_clear, np.sign(self.pull), self._direction)
-        self.is_on = bool((goes_on | waits).any())
+        self.steps = np.where(goes_on, longer, 0.0)
+        self.is_on = bool(self.steps.any())
 
     def _begin(self, progress: Progress) -> None:
         """Looks for clear scores where the parameters start, over a few calls."""
         self._seen.append(progress.pull)
         num = len(self._seen)
         self.pull = np.mean(self._seen, axis=0)
-        is_clear = self._is_clear(_SURE * progress.noise / math.sqrt(num))
+        is_clear = self._is_scale & (np.abs(self.pull) > _SURE * progress.noise / math.sqrt(num))
         self.steps = np.where(is_clear, 1.0, 0.0)
         self._direction = np.sign(self.pull)
         self.is_on = bool(is_clear.any()) or num < _PATIENCE
-
-    def _is_clear(self, least: float) -> np.ndarray:
-        clear: np.ndarray = self._is_scale & (np.abs(self.pull) > least)
-        return clear
 
     def bounds(self, newton: np.ndarray) -> np.ndarray:
         """Returns the least and the largest change of each coordinate in the next step, [2, d].

@@ -348,6 +348,7 @@ class Scoring:
         public, window = self._ends(num_steps)
         if step == 0:
             self._unlike, self._num_seen = None, 0
+            self._has_searched = False
             self._seen = None
             noise = _noise_of(mechanism) / math.sqrt(max(1.0, public / _NUM_REFRESHES))
             self._search = Search(self._is_scale, noise)
@@ -359,7 +360,10 @@ class Scoring:
             block = _last_block(step, num_steps)
             if self._num_seen < block < _PUBLIC:
                 self._num_seen = block
-                self._see_private_inputs(accumulated, mechanism, block - 1)
+                # What a search released holds at none of the parameters that it passed.
+                if not self._has_searched:
+                    self._see_private_inputs(accumulated, mechanism, block - 1)
+                self._has_searched = False
             self._see_weights(accumulated, mechanism)
             self._follow_public_inputs()
         elif step == window:
@@ -367,6 +371,7 @@ class Scoring:
             self._widen_clip(accumulated, mechanism)
         if self._search.is_on and step < public:
             newton = np.linalg.inv(self._slope.per_record)
+            self._has_searched |= bool(self._search.steps.any())
             self._gain.assign(self._search.steps[:, None] * newton)
             self._bounds.assign(self._search.bounds(newton @ self._search.pull))
             return
