@@ -103,7 +103,7 @@ def test_what_a_search_released_is_not_held_against_the_public_inputs(far, first
     Its released squares are of several parameters, and what is simulated is of one.
     """
     prior = {"a": tfd.Normal(0.0, far), "b": tfd.Sample(tfd.Normal(0.0, far), 2)}
-    prior["sigma"] = tfd.LogNormal(np.log(far) / 2.0, 0.5)
+    prior["sigma"] = tfd.LogNormal(float(np.log(far)), 0.5)
     generator = np.random.default_rng(5)
     x = generator.normal(size=[1000, 2]).astype("float32")
     y = (3.0 + x.sum(axis=1) + generator.normal(size=1000)).astype("float32")

@@ -83,6 +83,8 @@ _LEAST_RESEMBLANCE = 0.9
 _LEAST_SIGNAL = 1.5
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
+# Newton steps at once, of a search that passes parameters where information differs.
+_FAR_STEPS = 2.0
 _NUM_PRIOR_DRAWS = 4096
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
@@ -360,7 +362,7 @@ class Scoring:
             block = _last_block(step, num_steps)
             if self._num_seen < block < _PUBLIC:
                 self._num_seen = block
-                # What a search released holds at none of the parameters that it passed.
+                # What a long search released holds at none of the parameters that it passed.
                 if not self._has_searched:
                     self._see_private_inputs(accumulated, mechanism, block - 1)
                 self._has_searched = False
@@ -371,7 +373,7 @@ class Scoring:
             self._widen_clip(accumulated, mechanism)
         if self._search.is_on and step < public:
             newton = np.linalg.inv(self._slope.per_record)
-            self._has_searched |= bool(self._search.steps.any())
+            self._has_searched |= bool(np.any(self._search.steps > _FAR_STEPS))
             self._gain.assign(self._search.steps[:, None] * newton)
             self._bounds.assign(self._search.bounds(newton @ self._search.pull))
             return
