@@ -317,3 +317,23 @@ def test_halves_that_differ_are_warned_of():
     checks = check_posterior(window, slopes, matrices, mixture, np.arange(SIZE))
     assert checks.halves < 1e-3
     assert "halves" in checks.warnings[-1]
+
+
+def test_draws_are_as_narrow_as_the_likelihood_however_vague_the_prior():
+    """An absolute ridge on their covariance made kernels of 1e-5 prior sds, in silence.
+
+    Of 4,096 draws' sds, 10 % is 9 standard errors, were they independent.
+    """
+    precisions = np.array([[[4e12, 1e12], [1e12, 1e12]]])
+    likelihood = LinearLikelihood(np.arange(2), precisions, precisions @ [0.5, -0.2])
+
+    def log_prior(x):
+        return -np.sum(x**2, axis=1) / 2.0, -x
+
+    start = [0.5, -0.2] + 1e-6 * np.random.default_rng(0).normal(size=(256, 2))
+    drawn = sampled_mixture(likelihood, log_prior, start, np.random.default_rng(1))
+    exact = np.linalg.inv(precisions[0])
+    np.testing.assert_allclose(
+        np.sqrt(np.diag(drawn.covariance)), np.sqrt(np.diag(exact)), rtol=0.1
+    )
+    assert drawn.covariance[0, 1] / exact[0, 1] == pytest.approx(1.0, abs=0.25)

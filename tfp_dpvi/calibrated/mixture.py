@@ -211,8 +211,8 @@ def sampled_mixture(
         return value + np.sum(read * (linear - pulled / 2.0), axis=1), gradient
 
     x = start[generator.integers(len(start), size=len(chains))]
-    covariance = np.cov(start.T).reshape(len(x[0]), -1)
-    precision = np.diag(linalg.inv(covariance + 1e-9 * np.eye(len(covariance)))).copy()
+    root = _root_of(start)
+    precision = np.sum(np.square(linalg.inv(root)), axis=0)
     precision[index] += np.mean(np.diagonal(likelihood.precisions, axis1=1, axis2=2), axis=0)
     # A root of the covariance.
     root = np.diag(1.0 / np.sqrt(precision))
@@ -362,9 +362,11 @@ def _whitened_chains(
 
 
 def _root_of(draws: np.ndarray) -> np.ndarray:
-    """Returns a Cholesky factor of the draws' covariance."""
-    size = draws.shape[1]
-    return linalg.cholesky(np.cov(draws.T).reshape(size, size) + 1e-10 * np.eye(size), lower=True)
+    """Returns a Cholesky factor of the draws' covariance, with a ridge on their correlations."""
+    sds = np.maximum(draws.std(axis=0), np.finfo(float).tiny)
+    correlations = np.cov((draws / sds).T).reshape(len(sds), -1)
+    root: np.ndarray = linalg.cholesky(correlations + 1e-9 * np.eye(len(sds)), lower=True)
+    return sds[:, None] * root
 
 
 def _kernels(draws: np.ndarray) -> Mixture:
