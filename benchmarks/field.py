@@ -28,6 +28,7 @@ import json
 import math
 import pathlib
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -246,30 +247,28 @@ def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     import matplotlib.pyplot as plt
 
     cells = list(dict.fromkeys(row["cell"] for row in rows))
-    size = (4 * len(cells), 3.6)
+    colors = {name: f"C{at}" for at, name in enumerate(dict.fromkeys(r["method"] for r in rows))}
+    size = (4 * len(cells), 4.0)
     figure, axes = plt.subplots(
-        1, len(cells), figsize=size, sharey=True, squeeze=False, layout="constrained"
+        1, len(cells), figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     for axis, cell in zip(axes[0], cells, strict=True):
         axis.axhline(LEVEL, color="0.6", linestyle=":")
         for row in rows:
-            if row["cell"] != cell or "width" not in row:
-                continue
-            bar = axis.errorbar(row["width"], row["coverage"], row["coverage_error"], fmt="o")
-            label = row["method"]
-            axis.annotate(
-                label,
-                (row["width"], row["coverage"]),
-                xytext=(5, 4),
-                textcoords="offset points",
-                fontsize=8,
-                color=bar[0].get_color(),
-            )
+            if row["cell"] == cell and "width" in row:
+                axis.errorbar(
+                    row["width"],
+                    row["coverage"],
+                    row["coverage_error"],
+                    fmt="o",
+                    color=colors[row["method"]],
+                    label=row["method"],
+                )
         model, num, epsilon = cell.rsplit("-", 2)
         axis.set_title(f"{model}, N {int(num):,}, epsilon {float(epsilon):g}", fontsize=10)
         axis.set_xlabel("width over that without privacy")
-        axis.set_xscale("log")
     axes[0, 0].set_ylabel("coverage of 90 % intervals")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -308,7 +307,12 @@ def main(given: list[str] | None = None) -> None:
     for name in options.cells:
         sets += run(name, options.num, options.diffprivlib)
         settings = {"delta": DELTA, "seed": SEED, "level": LEVEL}
-        write_study("field", options.output, given, settings, summarise(sets), sets)
+        said = (
+            [part for part in sys.argv[1:] if part != options.diffprivlib]
+            if given is None
+            else given
+        )
+        write_study("field.py", options.output, said, settings, summarise(sets), sets)
         draw(summarise(sets), options.output.with_suffix(".png"))
     print(table(summarise(sets)))
 

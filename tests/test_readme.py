@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import statistics
 
 import pytest
 
@@ -52,35 +51,21 @@ def _rounded(*values):
     return [round(value, 2) for value in values]
 
 
-def test_the_table_of_intervals_is_that_of_the_figures():
-    runs = _figures("calibration_centred/logistic5-1000-1.0.json")["rows"]["centred"].values()
-    covered = [run["inside"].count("1") / len(run["inside"]) for run in runs]
-    error = statistics.stdev(covered) / len(covered) ** 0.5
-    width = statistics.mean(run["width"] for run in runs)
-    assert _row("`compile(epsilon=, delta=)`")[1:] == [
-        [len(runs)],
-        _rounded(statistics.mean(covered), error),
-        _rounded(width),
-    ]
-    study = _figures("calibration/logistic5-1000-1.0.json")
-    paired = study["paired"]
-    assert _row("the paired clip with an optimizer")[1:] == [
-        [study["num"]],
-        _rounded(paired["coverage"], paired["error"]),
-        _rounded(paired["width"]),
-    ]
-    flat = [study["flat, clip 1.0"], study["flat, clip pilot"]]
-    assert _row("a flat clip")[2:] == [
-        _rounded(*(each["coverage"] for each in flat)),
-        _rounded(*(each["width"] for each in flat)),
-    ]
-    study = _figures("noise_aware.json")["logistic5-1000-1.0"]
-    peer = study["noise-aware, by coverage"]
-    assert _row("noise-aware DPVI")[1:] == [
-        [study["num"]],
-        _rounded(peer["coverage"], peer["error"]),
-        _rounded(peer["width"]),
-    ]
+@pytest.mark.parametrize(
+    ("begin", "method"),
+    [
+        ("ours", "ours"),
+        ("noise-aware DPVI", "noise-aware DPVI"),
+        ("a flat clip", "flat clip"),
+        ("noisy sufficient", "sufficient statistics"),
+        ("*without privacy*", "not private"),
+    ],
+)
+def test_the_table_of_intervals_is_that_of_the_figures(begin, method):
+    study = [row for row in _figures("field/field.json")["rows"] if row["method"] == method]
+    cells = ["logistic5-1000-1.0", "logistic5-5000-1.0", "linear-5000-1.0"]
+    assert [row["cell"] for row in study] == cells
+    assert _row(begin) == [_rounded(row["coverage"], row["width"]) for row in study]
 
 
 def test_the_table_of_speed_is_that_of_the_figures():
