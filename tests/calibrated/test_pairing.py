@@ -3,6 +3,7 @@
 Nothing hangs or is lost.
 """
 
+import contextlib
 import logging
 
 import numpy as np
@@ -11,7 +12,11 @@ from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.clip import ClippedAway
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.requirements import CannotPairError
+from tfp_dpvi.data import make_records
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.gradients.joint import Released
 
@@ -238,3 +243,22 @@ def test_assertions_hide_no_dependence(caplog):
     with caplog.at_level(logging.WARNING, "tfp_dpvi"):
         model.make_data(x, x[:, 0], batch_size=NUM)
     assert "depends on other records" in refused(caplog)[0]
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_rows_are_tried_under_a_vague_prior_whose_draws_overflow(mixes):
+    """A standard deviation of 100 on a logarithm, as in BUGS, was refused for its own draws."""
+
+    def counts(params, x):
+        centred = x - tf.reduce_mean(x, axis=0) if mixes else x
+        return tfd.Poisson(log_rate=tf.linalg.matvec(centred, params["w"]))
+
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 100.0), 2)})
+    records = make_records(
+        np.ones([4, 2], "float32"), np.ones(4, "float32"), None, dtype=np.float32, validate=False
+    )
+    found = contextlib.nullcontext()
+    if mixes:
+        found = pytest.raises(CannotPairError, match="depends on other records")
+    with found:
+        Pairing(BayesianModel(prior, counts), records, log_scales=True)

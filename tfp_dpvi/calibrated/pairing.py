@@ -71,7 +71,7 @@ class Pairing:
                 f"the likelihood reads {len(self.index)} parameters, more than {most}"
             )
         if records.y is not None:
-            check_rows(model, records)
+            check_rows(model, self.coordinates, records)
 
     @property
     def generative(self) -> bool:

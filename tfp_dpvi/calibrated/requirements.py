@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TypeGuard
 
 import numpy as np
 
 from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf, without_assertions
+from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.data import Records
@@ -17,8 +19,14 @@ _NUM_TRIED = 5
 _VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)
 # Larger ones may be lengths, which take memory.
 _INTEGERS = (*range(_NUM_TRIED), -1, 100)
-_NO_DRAWS = "the likelihood has no finite draws at synthetic inputs, to check its rows"
+_NUM_DRAWS = 64
+# Of the distance of parameters from the prior's middle, where rows are tried.
+_SHARES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
+
+Trials = tuple[
+    Callable[[Structure], list[np.ndarray] | None], Callable[[Structure, list[np.ndarray]], bool]
+]
 
 
 class CannotPairError(Exception):
@@ -43,7 +51,7 @@ def check_settings(gradients: str, num_draws: int) -> None:
         raise CannotPairError(f"num_draws={num_draws} averages before the clip")
 
 
-def check_rows(model: BayesianModel, records: Records) -> None:
+def check_rows(model: BayesianModel, coordinates: Coordinates, records: Records) -> None:
     """Checks that no row of the likelihood depends on another record, on synthetic records.
 
     A row's twin and its density must not change if another row does, whichever it is and however
@@ -51,21 +59,37 @@ def check_rows(model: BayesianModel, records: Records) -> None:
 
     Args:
       model: Prior and likelihood of outcomes.
+      coordinates: Those of its parameters.
       records: Records whose shapes and dtypes are read; their values are not.
 
     Raises:
       CannotPairError: A row depends on another one, or nothing can be drawn to see it.
     """
     generator = np.random.default_rng(0)
-    draw, is_alone = _trials(model)
     x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
+    if not any(_rows_are_apart(_trials(model, _parameters(coordinates, at)), x) for at in _SHARES):
+        raise CannotPairError(
+            "the likelihood has no finite draws at synthetic inputs, to check its rows"
+        )
+
+
+def _rows_are_apart(trials: Trials, x: Structure) -> bool:
+    """Checks rows at some parameters; returns whether there is something to draw.
+
+    Args:
+      trials: See `_trials`.
+      x: Synthetic inputs.
+
+    Raises:
+      CannotPairError: A row depends on another one.
+    """
+    generator = np.random.default_rng(0)
+    draw, is_alone = trials
     for number, start in enumerate((x, _numbered(x))):
         before = draw(start)
-        if before is None or not all(map(_is_finite, before)) or not before[1].all():
+        if not _can_be_used(before):
             # The numbers of rows may be no categories.
-            if number:
-                return
-            raise CannotPairError(_NO_DRAWS)
+            return number > 0
         if not is_alone(start, before):
             raise CannotPairError("the density of one record depends on other records of the batch")
         for row in range(_NUM_TRIED):
@@ -73,27 +97,39 @@ def check_rows(model: BayesianModel, records: Records) -> None:
             for legal, moved in _moves(start, row, generator):
                 after = draw(moved)
                 if after is None and legal:
-                    raise CannotPairError(_NO_DRAWS)
+                    return False
                 if after is not None and not _same_rows(before, after, others):
                     raise CannotPairError(
                         "the twin of one record depends on other records of the batch"
                     )
         if all(part.dtype.kind == "f" for part in tf.nest.flatten(x)):
-            return
+            return True
+    return True
 
 
-def _trials(
-    model: BayesianModel,
-) -> tuple[
-    Callable[[Structure], list[np.ndarray] | None], Callable[[Structure, list[np.ndarray]], bool]
-]:
+def _parameters(coordinates: Coordinates, share: float) -> Structure:
+    """Returns a draw of the prior, at a share of its distance from the prior's middle.
+
+    At a draw of a vague prior, exponentials of a predictor overflow.
+    """
+    draws = coordinates.prior_draws(_NUM_DRAWS, seed=(0, 1))
+    middle = np.median(draws, axis=0)
+    vector = tf.constant(middle + share * (draws[0] - middle), coordinates.dtype)
+    return coordinates.constrain(tf.split(vector, coordinates.sizes))
+
+
+def _can_be_used(drawn: list[np.ndarray] | None) -> TypeGuard[list[np.ndarray]]:
+    """Returns whether simulated twins and their densities are finite."""
+    return drawn is not None and all(map(_is_finite, drawn)) and bool(drawn[1].all())
+
+
+def _trials(model: BayesianModel, params: Structure) -> Trials:
     """Returns two functions of inputs: one simulates twins, one tries each record alone.
 
     The first returns log densities, whether each twin can be used, and the parts of the twins; or
     None if the likelihood refuses the inputs. The second takes them and returns whether the log
     densities are those of the records alone.
     """
-    params = model.prior.sample(seed=tf.constant([0, 1]))
 
     @function_of_model
     def run(x: Structure) -> list[tf.Tensor]:
