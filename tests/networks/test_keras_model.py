@@ -329,6 +329,21 @@ def weighed_by_label(y, outputs):
     )
 
 
+@pytest.mark.parametrize("gradients", ["auto", "vectorized"])
+@pytest.mark.parametrize("mixes", ["network", "loss"])
+def test_a_network_or_loss_of_several_records_is_refused(mixes, gradients):
+    """One record at a time, the first has no input, and the second a loss of 0."""
+    mean = layers.Lambda(lambda x: x - tf.reduce_mean(x, axis=0))
+    parts = [mean, layers.Dense(3)] if mixes == "network" else [layers.Dense(3)]
+    pairs = lambda y, p: tf.reduce_mean((p - tf.reduce_mean(p, axis=0)) ** 2, axis=-1)  # noqa: E731
+    loss = sparse() if mixes == "network" else pairs
+    model = compiled(keras.Sequential(parts), loss, gradients=gradients)
+    with pytest.raises(ValueError, match="influence each other") as refusal:
+        model.fit(X, LABELS, batch_size=20, verbose=0)
+    assert str(refusal.value).count("\n") == 1
+    assert model.privacy_ledger.num_releases == 0
+
+
 @pytest.mark.parametrize(
     ("network", "loss", "x"),
     [
