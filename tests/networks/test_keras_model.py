@@ -312,14 +312,6 @@ def test_a_network_is_a_layer():
         dpvi.DPKerasModel(np.ones(3))
 
 
-def test_a_loss_that_mixes_records_is_computed_record_by_record(caplog):
-    """C3: by itself a record is compared with nobody."""
-    model = compiled(dense(1), lambda y, o: tf.square(o[:, 0] - tf.reduce_mean(o)), toy.sgd(1.0))
-    with caplog.at_level(logging.WARNING, logger="tfp_dpvi"):
-        model.fit(X, X[:, 0], batch_size=20, verbose=0)
-    assert "tf.vectorized_map" in caplog.text
-
-
 def weighed_by_label(y, outputs):
     weights = 1.0 + tf.cast(y, tf.float32)
     return (

@@ -264,7 +264,12 @@ def _persons(
             f"measured={list(measured)} releases values of rows, and unit={unit!r} protects "
             "persons: declare typical values in the schema."
         )
-    return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most or 0, 1)}
+    if most is None:
+        raise ValueError(
+            f"unit={unit!r} needs max_rows_per_unit=: the public largest number of rows of a person "
+            "that are used."
+        )
+    return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most, 1)}
 
 
 def _checked(

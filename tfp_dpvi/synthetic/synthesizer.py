@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,7 +79,7 @@ class Synthesizer:
     public data (Adult).
 
     Args:
-      schema: The public description of the columns.
+      schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       num_components: The number K of components; under a small budget, some stay small or alike.
       target: A column that the synthetic records should predict: its pairs are counted twice as
         precisely, and components are initially spread over its levels. None for no such column.
@@ -105,7 +105,7 @@ class Synthesizer:
     @_deprecation.renamed_argument("table", "schema")
     def __init__(
         self,
-        schema: Schema,
+        schema: Schema | Mapping[str, Any],
         num_components: int = 64,
         *,
         target: str | None = None,
@@ -113,8 +113,12 @@ class Synthesizer:
         concentration: float = 0.5,
         seed: int | None = None,
     ) -> None:
+        if isinstance(schema, Mapping):
+            schema = Schema.from_dict(schema)
         if not isinstance(schema, Schema):
-            raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
+            raise TypeError(
+                f"schema={check.shown(schema)} must be a dpvi.Schema, or what Schema.from_dict takes."
+            )
         num = check.count("num_components", num_components, 1)
         for rule in rules:
             if not isinstance(rule, Rule):
@@ -141,7 +145,7 @@ class Synthesizer:
 
     @staticmethod
     def plan(
-        schema: Schema,
+        schema: Schema | Mapping[str, Any],
         num_records: int,
         epsilon: float,
         delta: float | None = None,
@@ -151,7 +155,7 @@ class Synthesizer:
         """Returns what a fit would release, beside its noise: without data, at no cost.
 
         Args:
-          schema: The public description of the columns.
+          schema: As in `Synthesizer`.
           num_records: The public number of records.
           epsilon: The budget of the fit.
           delta: The delta of the budget, by default the smaller of 1e-5 and 0.1 / num_records.
@@ -164,8 +168,12 @@ class Synthesizer:
           TypeError: `schema` is no `Schema`.
           ValueError: A number is out of range, or `target` is no column.
         """
+        if isinstance(schema, Mapping):
+            schema = Schema.from_dict(schema)
         if not isinstance(schema, Schema):
-            raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
+            raise TypeError(
+                f"schema={check.shown(schema)} must be a dpvi.Schema, or what Schema.from_dict takes."
+            )
         num = check.count("num_records", num_records, 1)
         epsilon = check.epsilon(epsilon)
         delta = min(1e-5, 0.1 / num) if delta is None else check.delta(delta)
