@@ -338,9 +338,9 @@ class DPKerasModel(LayeredModel):
             return  # Draws are those of a place in the batch.
         if not np.allclose(together, alone, rtol=_SAME_LOSS, atol=_SAME_LOSS):
             raise ValueError(
-                "network or loss: the loss of a record depends on the other records of its batch: a "
-                "layer or the loss lets\nrecords influence each other, for instance by an operation "
-                "over axis 0. Gradients here are of single records."
+                "network or loss: the loss of a record depends on the others of its batch: a layer "
+                "or the loss lets\nrecords influence each other, for instance by an operation over "
+                "axis 0. Gradients here are of single records."
             )
 
     def check_layers(self, records: dict[str, Structure]) -> LayerGradients | None:

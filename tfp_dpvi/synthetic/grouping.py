@@ -67,7 +67,7 @@ class Grouped(Column):
       groups: The group of each of these levels.
       shares: The probability of each of these levels within its group, for samples.
       ends: The distributions at the ends of a column of numbers, fitted to counts.
-      falling: Those of ends whose counts are no more than noise, which fall from the density beside.
+      falling: Those of ends whose counts are no more than noise: they fall from what is beside.
       few: Whether most of its variance comes from about a hundred records.
     """
 

@@ -137,9 +137,9 @@ class LevelValues:
             # A level with much of the variance is as unsure, unless its density was fitted above.
             is_end = level in outermost
             much = parts[level] > _MUCH * variance and not (is_end and alone[level])
-            part = 1.0 if much else size * is_end
-            if part:
-                shifts.append(part * np.sqrt(within) * (np.arange(num) == level))
+            unsure = 1.0 if much else size * is_end
+            if unsure:
+                shifts.append(unsure * np.sqrt(within) * (np.arange(num) == level))
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             levels = np.flatnonzero(inside)

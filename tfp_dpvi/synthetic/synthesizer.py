@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from tfp_dpvi import _deprecation, _random, surrogates
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data.columns import Numeric
-from tfp_dpvi.data.schema import Layout, Schema, TableData
+from tfp_dpvi.data.schema import Described, Layout, Schema, TableData
 from tfp_dpvi.models.saving import load_model
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.privacy.plan import plan_counts
@@ -105,7 +105,7 @@ class Synthesizer:
     @_deprecation.renamed_argument("table", "schema")
     def __init__(
         self,
-        schema: Schema | Mapping[str, Any],
+        schema: Described,
         num_components: int = 64,
         *,
         target: str | None = None,
@@ -113,12 +113,7 @@ class Synthesizer:
         concentration: float = 0.5,
         seed: int | None = None,
     ) -> None:
-        if isinstance(schema, Mapping):
-            schema = Schema.from_dict(schema)
-        if not isinstance(schema, Schema):
-            raise TypeError(
-                f"schema={check.shown(schema)} must be a dpvi.Schema, or what Schema.from_dict takes."
-            )
+        schema = Schema.of(schema)
         num = check.count("num_components", num_components, 1)
         for rule in rules:
             if not isinstance(rule, Rule):
@@ -145,7 +140,7 @@ class Synthesizer:
 
     @staticmethod
     def plan(
-        schema: Schema | Mapping[str, Any],
+        schema: Described,
         num_records: int,
         epsilon: float,
         delta: float | None = None,
@@ -168,12 +163,7 @@ class Synthesizer:
           TypeError: `schema` is no `Schema`.
           ValueError: A number is out of range, or `target` is no column.
         """
-        if isinstance(schema, Mapping):
-            schema = Schema.from_dict(schema)
-        if not isinstance(schema, Schema):
-            raise TypeError(
-                f"schema={check.shown(schema)} must be a dpvi.Schema, or what Schema.from_dict takes."
-            )
+        schema = Schema.of(schema)
         num = check.count("num_records", num_records, 1)
         epsilon = check.epsilon(epsilon)
         delta = min(1e-5, 0.1 / num) if delta is None else check.delta(delta)

@@ -230,16 +230,12 @@ def ends_of(
     first = lower[0] if lower else min([num // 2, *upper])
     last = upper[0] if upper else max([num // 2, *lower])
     wide = np.maximum(high - low, NARROW * (high[-1] - low[0]))
-    ends = []
-    for is_upper, start, known in ((False, num - first, bool(lower)), (True, last, bool(upper))):
-        way = slice(None) if is_upper else slice(None, None, -1)
-        begin, stop, faint = _outermost(
-            counts[way], deviation, wide[way], single[way], start, known
-        )
-        begin, stop = (begin, stop) if is_upper else (num - stop, num - begin)
-        if begin < stop:
-            ends.append(End(is_upper, begin, stop, faint))
-    return ends
+    upwards = _outermost(counts, deviation, wide, single, last, bool(upper))
+    downwards = _outermost(
+        counts[::-1], deviation, wide[::-1], single[::-1], num - first, bool(lower)
+    )
+    mirrored = End(False, num - downwards.stop, num - downwards.begin, downwards.is_faint)
+    return [end for end in (mirrored, upwards) if end.begin < end.stop]
 
 
 def _outermost(
@@ -249,8 +245,8 @@ def _outermost(
     single: np.ndarray,
     start: int,
     fitted: bool,
-) -> tuple[int, int, bool]:
-    """Returns the first level of an end, the one after its last, and whether it is faint.
+) -> End:
+    """Returns the end of levels in outward order.
 
     Args:
       counts: Counts of levels, outward, float64 [levels].
@@ -265,7 +261,7 @@ def _outermost(
     while stop > start and single[stop - 1] and alone[stop - 1]:
         stop -= 1
     if stop == start:
-        return stop, stop, False
+        return End(True, stop, stop, False)
     inward = np.cumsum(counts[start:stop][::-1])
     clear = inward >= _CLEAR * deviation * np.sqrt(np.arange(1, stop - start + 1))
     begin = stop - 1 - int(np.argmax(clear)) if clear.any() else start
@@ -273,8 +269,8 @@ def _outermost(
         # It is part of the end if densities fall there already.
         densities = counts / widths
         begin += not (begin and densities[begin] < densities[begin - 1])
-        return begin, stop, True
-    return begin, stop, begin + 1 < stop or not clear.any()
+        return End(True, begin, stop, True)
+    return End(True, begin, stop, begin + 1 < stop or not bool(clear.any()))
 
 
 def beside(counts: np.ndarray, widths: np.ndarray, level: int, step: int, is_upper: bool) -> float:
