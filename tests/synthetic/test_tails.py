@@ -292,7 +292,7 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (({}, 10, 1.0), TypeError, "schema must be"),
+        (([], 10, 1.0), TypeError, "must be a dpvi.Schema"),
         ((NINE, 0, 1.0), ValueError, "num_records"),
         ((NINE, 10, -1.0), ValueError, "epsilon"),
         ((NINE, 10, 1.0, 2.0), ValueError, "delta"),
