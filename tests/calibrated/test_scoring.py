@@ -624,10 +624,35 @@ def test_integers_have_no_standard_inputs():
     x, y = records(200)
     model = dpvi.DPVI(line_prior, levels)
     model.compile(epsilon=1.0, delta=1e-5, accountant="rdp")
-    with pytest.raises(
-        ValueError, match=r"x has integers of shape \(\), whose values are not known"
-    ):
+    with pytest.raises(ValueError, match="x, or a part of it, has integers"):
         model.fit((x[:, 0] > 0).astype("int32"), y, verbose=0)
+    assert spent(model) == 0
+
+
+def truncated(params):
+    return tfd.TruncatedNormal(params["w"][0], params["s"], 0.0, np.inf)
+
+
+def floored(params, x):
+    return tfd.Normal(tf.gather(params["w"], tf.cast(x[:, 0], tf.int32)), params["s"])
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "message"),
+    [
+        (floored, "^public_inputs: the likelihood fails"),
+        (truncated, "^likelihood: it has no finite"),
+    ],
+)
+def test_where_a_fit_cannot_start_is_said(likelihood, message):
+    """An index of standard normal numbers, and a density without gradient, which has no x."""
+    x, y = records(200)
+    model = dpvi.DPVI(line_prior, likelihood)
+    model.compile(epsilon=1.0, delta=1e-5, accountant="rdp")
+    data = (np.abs(y),) if likelihood is truncated else (np.zeros_like(x), y)
+    with pytest.raises(ValueError, match=message) as refusal:
+        model.fit(*data, verbose=0)
+    assert str(refusal.value).count("\n") == 1
     assert spent(model) == 0
 
 

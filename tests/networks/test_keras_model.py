@@ -312,14 +312,6 @@ def test_a_network_is_a_layer():
         dpvi.DPKerasModel(np.ones(3))
 
 
-def test_a_loss_that_mixes_records_is_computed_record_by_record(caplog):
-    """C3: by itself a record is compared with nobody."""
-    model = compiled(dense(1), lambda y, o: tf.square(o[:, 0] - tf.reduce_mean(o)), toy.sgd(1.0))
-    with caplog.at_level(logging.WARNING, logger="tfp_dpvi"):
-        model.fit(X, X[:, 0], batch_size=20, verbose=0)
-    assert "tf.vectorized_map" in caplog.text
-
-
 def weighed_by_label(y, outputs):
     weights = 1.0 + tf.cast(y, tf.float32)
     return (
@@ -327,6 +319,21 @@ def weighed_by_label(y, outputs):
         * weights
         / tf.reduce_mean(weights)
     )
+
+
+@pytest.mark.parametrize("gradients", ["auto", "vectorized"])
+@pytest.mark.parametrize("mixes", ["network", "loss"])
+def test_a_network_or_loss_of_several_records_is_refused(mixes, gradients):
+    """One record at a time, the first has no input, and the second a loss of 0."""
+    mean = layers.Lambda(lambda x: x - tf.reduce_mean(x, axis=0))
+    parts = [mean, layers.Dense(3)] if mixes == "network" else [layers.Dense(3)]
+    pairs = lambda y, p: tf.reduce_mean((p - tf.reduce_mean(p, axis=0)) ** 2, axis=-1)  # noqa: E731
+    loss = sparse() if mixes == "network" else pairs
+    model = compiled(keras.Sequential(parts), loss, gradients=gradients)
+    with pytest.raises(ValueError, match="influence each other") as refusal:
+        model.fit(X, LABELS, batch_size=20, verbose=0)
+    assert str(refusal.value).count("\n") == 1
+    assert model.privacy_ledger.num_releases == 0
 
 
 @pytest.mark.parametrize(

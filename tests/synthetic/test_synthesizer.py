@@ -434,9 +434,17 @@ def test_nothing_is_released_that_was_not_reserved(monkeypatch):
     assert seen == ["histograms of 1 column, by which levels are chosen"]
 
 
+def test_a_schema_may_be_a_dict_as_that_of_a_regression():
+    public = {"ill": {"type": "binary"}, "age": {"type": "integer", "lower": 0, "upper": 9}}
+    assert dpvi.Synthesizer(public, 2).schema == dpvi.Schema.from_dict(public)
+    columns = dpvi.Schema.from_dict(public).columns
+    assert dpvi.Synthesizer(columns, 2).schema == dpvi.Schema(columns)
+    assert dpvi.Synthesizer.plan(public, 5000, 1.0).num_records == 5000
+
+
 def test_bad_arguments():
-    with pytest.raises(TypeError, match=r"schema must be a dpvi\.Schema"):
-        dpvi.Synthesizer({"a": Binary()})
+    with pytest.raises(TypeError, match=r"must be a dpvi\.Schema, or what"):
+        dpvi.Synthesizer(["a"])
     with pytest.raises(ValueError, match="num_components"):
         dpvi.Synthesizer(TABLE, 0)
     with pytest.raises(ValueError, match="target='size'"):

@@ -154,7 +154,60 @@ def test_ends_of_whole_numbers_keep_to_their_levels(column):
     chosen, _ = released(column, numbers.astype("M8[s]") if dates else numbers, generator)
     assert dates or chosen.ends
     codes = np.repeat(np.arange(chosen.num_levels, dtype=np.int32), 200)
-    np.testing.assert_array_equal(chosen.encode("x", chosen.values(codes, generator)), codes)
+    found = chosen.encode("x", chosen.values(codes, generator))
+    # Those that are joined are as one.
+    edges = np.stack(chosen.limits)
+    joined = [end.joined for end in (*chosen.ends, *chosen.falling) if end.joined]
+    for low, high in joined:
+        inside = (edges[0] >= low) & (edges[1] <= high)
+        assert np.all(inside[found[inside[codes]]])
+        codes = np.where(inside[codes], found, codes)
+    np.testing.assert_array_equal(found, codes)
+
+
+def two_groups(generator, num):
+    first = generator.random(num) < 0.5
+    return np.where(first, generator.normal(10.0, 1.0, num), generator.normal(1000.0, 10.0, num))
+
+
+GENEROUS = {
+    "counts": (Integer(0, 1000), lambda generator, num: generator.poisson(3.0, num)),
+    "lognormal": (
+        Continuous(0.0, 1e6),
+        lambda generator, num: np.exp(generator.normal(3.0, 1.0, num)),
+    ),
+    "zeros": (
+        Continuous(0.0, 1e5),
+        lambda generator, num: np.where(
+            generator.random(num) < 0.9, 0.0, generator.exponential(200.0, num)
+        ),
+    ),
+    "negative": (Continuous(-1e5, 0.0), lambda generator, num: -generator.exponential(10.0, num)),
+    "two groups": (Continuous(0.0, 1e5), two_groups),
+    "top code": (
+        Continuous(0.0, 1e4),
+        lambda generator, num: np.where(
+            generator.random(num) < 0.1, 1e4, generator.normal(50.0, 9.0, num)
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENEROUS)
+def test_nothing_is_sampled_where_counts_are_noise(name):
+    """Medians of 15 data sets. A mixture gives each level some records, also an empty one."""
+    column, numbers = GENEROUS[name]
+    generator = np.random.default_rng(random.getrandbits(32))
+    errors = []
+    for _ in range(15):
+        values = numbers(generator, 3000)
+        chosen, counts = released(column, values, generator)
+        masses = np.maximum(counts, 0.0) + 0.5 * FINE
+        made = drawn(chosen, masses, generator)
+        errors.append([made.mean() / values.mean() - 1.0, made.std() / values.std() - 1.0])
+    mean, sd = np.median(errors, axis=0)
+    assert abs(mean) < 0.4
+    assert abs(sd) < 0.5
 
 
 def test_ends_are_saved_and_old_files_have_none():
@@ -164,7 +217,7 @@ def test_ends_are_saved_and_old_files_have_none():
     assert column.ends
     saved = serialization.encode(column, "column")
     assert serialization.decode(saved) == column
-    for name in ("ends", "few"):
+    for name in ("ends", "falling", "few"):
         del saved["fields"][name]
     assert serialization.decode(saved).ends == ()
 
@@ -239,7 +292,7 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (({}, 10, 1.0), TypeError, "schema must be"),
+        (([], 10, 1.0), TypeError, "must be a dpvi.Schema"),
         ((NINE, 0, 1.0), ValueError, "num_records"),
         ((NINE, 10, -1.0), ValueError, "epsilon"),
         ((NINE, 10, 1.0, 2.0), ValueError, "delta"),

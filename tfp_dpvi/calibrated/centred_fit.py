@@ -124,11 +124,25 @@ class CentredFit:
         Raises:
           ValueError: The public inputs carry no information, or overflow.
         """
-        if self.scoring is not None and not self.scoring.is_informed():
+        if self.scoring is None:
+            return
+        try:
+            if self.scoring.is_informed():
+                return
+            failed = "has no finite information about the parameters"
+        except tf.errors.OpError as error:
+            failed = f"fails ({type(error).__name__}: perhaps an index out of range)"
+        if self._model.generative:
             raise ValueError(
-                "public_inputs: the likelihood has no finite information at them and the prior's "
-                "mean: pass inputs like the private ones, or another prior."
+                f"likelihood: it {failed} at the prior's mean: pass another prior, or a likelihood "
+                "with finite\ngradients (those of tfd.TruncatedNormal need finite bounds, such as "
+                "high=1e6 instead of np.inf)."
             )
+        raise ValueError(
+            f"public_inputs: the likelihood {failed} at them and the prior's mean.\n"
+            "Pass inputs like the private ones (without public_inputs, x is taken as standard "
+            "normal), or another prior."
+        )
 
     def posterior(
         self, accumulated: dict[str, Structure], mechanism: Mechanism
@@ -191,8 +205,8 @@ def standard_inputs(part: np.ndarray, num: int, generator: np.random.Generator) 
     if part.dtype.kind == "b":
         return generator.uniform(size=shape) < 0.5
     raise ValueError(
-        f"public_inputs: x has integers of shape {part.shape[1:]}, whose values are not known "
-        f"before a fit.\n{_HELP}"
+        "public_inputs: x, or a part of it, has integers, whose values are not known before a "
+        f"fit.\n{_HELP}"
     )
 
 

@@ -24,7 +24,7 @@ def columns_from(columns: Mapping[str, Any]) -> dict[str, Column]:
     """Returns columns from plain values.
 
     Args:
-      columns: Dict from names to dicts with a "type" and the arguments of that class.
+      columns: Dict from names to dicts with a "type" and the arguments of that class, or columns.
 
     Raises:
       TypeError: The columns are no dict.
@@ -36,6 +36,8 @@ def columns_from(columns: Mapping[str, Any]) -> dict[str, Column]:
 
 
 def _column(name: str, described: Any) -> Column:
+    if isinstance(described, Column):
+        return described
     kind = described.get("type") if isinstance(described, Mapping) else None
     if kind not in TYPES:
         raise ValueError(

@@ -26,6 +26,7 @@ from tfp_dpvi.data.columns import (
 from tfp_dpvi.data.dates import Date
 
 TableData: TypeAlias = Any
+Described: TypeAlias = "Schema | Mapping[str, Any]"
 """A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays."""
 
 
@@ -80,6 +81,26 @@ class Schema:
     def finest(self) -> Schema:
         """The schema with the finest levels of each column that is open, and the others as here."""
         return Schema({name: column.finest for name, column in self.columns.items()})
+
+    @classmethod
+    def of(cls, schema: Described) -> Schema:
+        """Returns a schema, or that of what `from_dict` takes.
+
+        Args:
+          schema: A schema or a dict.
+
+        Raises:
+          TypeError: It is neither.
+          ValueError: A type or an argument is unknown.
+        """
+        if isinstance(schema, Schema):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise TypeError(
+                f"schema={check.shown(schema)} must be a dpvi.Schema, or what Schema.from_dict "
+                "takes."
+            )
+        return cls.from_dict(schema)
 
     @classmethod
     def from_dict(cls, columns: Mapping[str, Any]) -> Schema:

@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from tfp_dpvi import _tf, serialization
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, Structure, keras, layers_of, tf, tfd
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, as_event
 from tfp_dpvi.bayes.predictive import mean_of
 from tfp_dpvi.data import Records
-from tfp_dpvi.data.shapes import zeros_like
+from tfp_dpvi.data.shapes import synthetic, zeros_like
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.ghost import UnsupportedLayerError
 from tfp_dpvi.ghost.layers import LayerGradients
@@ -24,6 +26,9 @@ from tfp_dpvi.networks import refusals
 from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel
 
 Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# Losses of a record alone and in a batch differ by less, relatively, in float32.
+_SAME_LOSS = 1e-3
+
 _ACCURACIES = {
     "sparsecategorical": keras.metrics.SparseCategoricalAccuracy,
     "categorical": keras.metrics.CategoricalAccuracy,
@@ -304,7 +309,39 @@ class DPKerasModel(LayeredModel):
                     f"network or loss failed on x, y = {', '.join(shapes)}: "
                     f"{type(error).__name__}: {check.plainly(error)}{hint if texts else ''}"
                 ) from error
+        if self._training.loss is not None:
+            self._check_alone(records)
         super().prepare(records)
+
+    def _check_alone(self, records: Records) -> None:
+        """Refuses a network or loss whose value for a record depends on the others of its batch.
+
+        Gradients are of single records: it would learn another function than it computes, a loss
+        of pairs of records for instance nothing at all.
+        """
+        generator = np.random.default_rng(0)
+        x, y = tf.nest.map_structure(
+            lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, generator)),
+            (records.x, records.y),
+        )
+
+        def losses(rows: slice) -> np.ndarray:
+            part = tf.nest.map_structure(lambda each: each[rows], (x, y))
+            return np.asarray(self.test_losses(*part), np.float64)
+
+        try:
+            together, again = losses(slice(None)), losses(slice(None))
+            alone = np.concatenate([losses(slice(k, k + 1)) for k in range(NUM_SYNTHETIC)])
+        except (*LIKELIHOOD_ERRORS, tf.errors.OpError):
+            return  # The values do not suit the network, zeros did.
+        if not np.isfinite(together).all() or not np.array_equal(together, again):
+            return  # Draws are those of a place in the batch.
+        if not np.allclose(together, alone, rtol=_SAME_LOSS, atol=_SAME_LOSS):
+            raise ValueError(
+                "network or loss: the loss of a record depends on the others of its batch: a layer "
+                "or the loss lets\nrecords influence each other, for instance by an operation over "
+                "axis 0. Gradients here are of single records."
+            )
 
     def check_layers(self, records: dict[str, Structure]) -> LayerGradients | None:
         """See `LayeredModel`."""

@@ -13,6 +13,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.data.schema import Described
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
@@ -49,7 +50,7 @@ def regression(
     formula: str,
     data: TableData,
     family: str,
-    schema: Schema | Mapping[str, Any],
+    schema: Described,
     *,
     epsilon: float,
     delta: float,
@@ -139,8 +140,7 @@ def regression(
     a function of that record and the schema alone. That values outside of the schema are refused
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
-    if not isinstance(schema, Schema):
-        schema = Schema.from_dict(schema)
+    schema = Schema.of(schema)
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
@@ -191,7 +191,7 @@ def regression(
 def described(
     formula: str,
     family: str,
-    schema: Schema | Mapping[str, Any],
+    schema: Described,
     priors: Mapping[str, Any] | None = None,
     unit: str | None = None,
     **settings: Any,
@@ -210,8 +210,7 @@ def described(
       ValueError: They do not fit each other.
     """
     check.one_of("family", family, tuple(FAMILIES))
-    if not isinstance(schema, Schema):
-        schema = Schema.from_dict(schema)
+    schema = Schema.of(schema)
     fixed, has_unit_effect = _without_unit(formula, unit)
     design = Design(fixed, schema, **settings)
     column = schema.columns[design.outcome]
@@ -264,7 +263,12 @@ def _persons(
             f"measured={list(measured)} releases values of rows, and unit={unit!r} protects "
             "persons: declare typical values in the schema."
         )
-    return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most or 0, 1)}
+    if most is None:
+        raise ValueError(
+            f"unit={unit!r} needs max_rows_per_unit=: the public largest number of rows of a "
+            "person that are used."
+        )
+    return {"unit_ids": ids, "max_rows_per_unit": check.count("max_rows_per_unit", most, 1)}
 
 
 def _checked(

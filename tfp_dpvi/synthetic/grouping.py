@@ -35,6 +35,9 @@ _SPLIT = 4.0
 _LIKELY = 2.5
 _SEEN = 2.0
 
+# Standard deviations of the noise that the count of a tail exceeds if it is fitted.
+_CLEAR = 4.0
+
 # Number of levels below which one may normally have most records.
 _FEW = 5
 
@@ -63,7 +66,8 @@ class Grouped(Column):
       of: The user's description.
       groups: The group of each of these levels.
       shares: The probability of each of these levels within its group, for samples.
-      ends: The distributions at the ends of a column of numbers.
+      ends: The distributions at the ends of a column of numbers, fitted to counts.
+      falling: Those of ends whose counts are no more than noise: they fall from what is beside.
       few: Whether most of its variance comes from about a hundred records.
     """
 
@@ -72,6 +76,7 @@ class Grouped(Column):
     groups: tuple[int, ...]
     shares: tuple[float, ...]
     ends: tuple[tails.Tail, ...] = ()
+    falling: tuple[tails.Tail, ...] = ()
     few: bool = False
 
     @property
@@ -126,8 +131,9 @@ class Grouped(Column):
         drawn = self.column.values(cells, generator)
         if not isinstance(self.column, Numeric):
             return drawn
-        low, high = self.limits
-        for end in self.ends:
+        edges = self.limits
+        for end in (*self.ends, *self.falling):
+            low, high = end.limits(*edges)
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             rows = np.flatnonzero(inside[levels] & ~np.isin(cells, end.heaps))
             place = int(generator.integers(len(end.draws)))
@@ -174,8 +180,33 @@ def with_ends(
         if num:
             levels = np.sort(order[-num:])
             ends += _end(column, levels, is_upper, counts, coarse, fine, generator)
-    fitted = dataclasses.replace(column, ends=tuple(ends))
+    fitted = _with_faint(dataclasses.replace(column, ends=tuple(ends)), counts, fine, single)
     return dataclasses.replace(fitted, few=_depends_on_few(fitted, counts, generator))
+
+
+def _with_faint(column: Grouped, counts: np.ndarray, fine: float, single: np.ndarray) -> Grouped:
+    """Returns a column whose ends have no values where the counts are no more than noise."""
+    low, high = column.limits
+    assert isinstance(column.column, Numeric)
+    fitted = {end.is_upper: end for end in column.ends}
+    falling = []
+    for part in tails.ends_of(counts, fine, low, high, single, column.ends):
+        cells = np.isin(np.array(column.groups), np.arange(part.begin, part.stop))
+        if not part.is_faint and np.count_nonzero(cells) > 1:
+            continue
+        begin, stop = float(low[part.begin]), float(high[part.stop - 1])
+        if part.is_upper in fitted:
+            end = fitted[part.is_upper]
+            fitted[part.is_upper] = dataclasses.replace(end, joined=(begin, stop))
+            continue
+        inside = slice(part.begin, part.stop)
+        merged = np.concatenate([counts[: part.begin], [counts[inside].sum()], counts[part.stop :]])
+        widths = np.append(np.delete(low, np.arange(part.begin + 1, part.stop)), high[-1])
+        step = column.column.step
+        density = tails.beside(merged, np.diff(widths), part.begin, step, part.is_upper)
+        count = float(counts[inside].sum())
+        falling.append(tails.falling(part.is_upper, begin, stop, count, density))
+    return dataclasses.replace(column, ends=tuple(fitted.values()), falling=tuple(falling))
 
 
 def _end(
@@ -211,7 +242,7 @@ def _end(
             + np.maximum(without, 1.0)
             + coarse**2 * np.array([np.any(heap & (owners == k)) for k in levels])
         )
-        if without.sum() < 4.0 * fine:
+        if without.sum() < _CLEAR * fine * np.sqrt(len(levels)):
             return []
         draws = tails.fit(excesses, without[outward], variances[outward], generator)
         if draws is None:

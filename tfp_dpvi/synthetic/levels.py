@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
-import scipy.optimize
 
 from tfp_dpvi.data.columns import Binary, Categorical, Column, Numeric
+from tfp_dpvi.synthetic import tails
 from tfp_dpvi.synthetic.grouping import Grouped
 from tfp_dpvi.synthetic.tails import Tail
 
@@ -18,9 +18,6 @@ _NODES, _WEIGHTS = (np.polynomial.legendre.leggauss(32) + np.array([[1.0], [0.0]
 # Directions of the draws of an end's means, of less than this part of their variance, are left out.
 _NEGLIGIBLE = 1e-3
 
-# Relative to the bounds' distance, widths of levels of one real value count as so much.
-_NARROW = 1e-9
-
 FEW = 4
 """Below so many levels, nothing says how densities fall."""
 
@@ -29,9 +26,6 @@ _OF_END = 0.5
 
 # A level with more than this part of the variance within itself has its standard deviation as that.
 _MUCH = 0.05
-
-# Standard deviations of the noise that an outermost level's count exceeds.
-_CLEAR = 6.0
 
 # Categories that a name of a merged level lists.
 _MOST_SHOWN = 3
@@ -102,7 +96,12 @@ class LevelValues:
             owners, shares = np.array(column.groups), np.array(column.shares)
             ends = column.ends
         low, high = _limits(inner.edges, owners, column.num_levels)
-        merged = _merged(counts, deviation, low, high, ends)
+        single = high - low <= max(inner.step, tails.NARROW * (high[-1] - low[0]))
+        outer = tails.ends_of(counts, deviation, low, high, single, ends)
+        merged = np.arange(column.num_levels)
+        for part in outer:
+            merged[part.begin : part.stop] = part.begin
+        places, merged = np.unique(merged, return_inverse=True)
         masses = np.maximum(counts, 1e-9)
         cells = merged[owners]
         shares = shares * (masses / np.bincount(merged, masses)[merged])[owners]
@@ -114,15 +113,19 @@ class LevelValues:
         values = np.bincount(cells, shares * means)
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
         alone = np.bincount(cells) == 1
-        for level in (0, num - 1):
-            if num > 1 and alone[level]:
+        # Beyond a joined end, if anything, are values at a bound.
+        outermost = {0, num - 1}
+        for part in outer:
+            level = int(np.searchsorted(places, part.begin))
+            outermost.add(level)
+            if num > 1 and (part.is_faint or alone[level]):
                 values[level], within[level] = _falling(
                     max(counts[level], 1e-9),
-                    _neighbour(counts, high - low, level, inner.step),
+                    tails.beside(counts, high - low, level, inner.step, part.is_upper),
                     float(low[level]),
                     float(high[level]),
                     inner.step,
-                    level > 0,
+                    part.is_upper,
                 )
         shifts = [_slopes(counts, values, low, high, inner.step)]
         # Without inner levels, nothing says how densities fall.
@@ -132,11 +135,11 @@ class LevelValues:
         variance = float(np.sum(parts) + np.maximum(counts, 1e-9) @ (values - mean) ** 2)
         for level in range(num):
             # A level with much of the variance is as unsure, unless its density was fitted above.
-            is_end = level in (0, num - 1)
+            is_end = level in outermost
             much = parts[level] > _MUCH * variance and not (is_end and alone[level])
-            part = 1.0 if much else size * is_end
-            if part:
-                shifts.append(part * np.sqrt(within) * (np.arange(num) == level))
+            unsure = 1.0 if much else size * is_end
+            if unsure:
+                shifts.append(unsure * np.sqrt(within) * (np.arange(num) == level))
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             levels = np.flatnonzero(inside)
@@ -221,42 +224,11 @@ def _uniform(column: Numeric, low: np.ndarray, high: np.ndarray) -> tuple[np.nda
     return (low + high - column.step) / 2.0, (width**2 - column.step**2) / 12.0
 
 
-def _merged(
-    counts: np.ndarray, deviation: float, low: np.ndarray, high: np.ndarray, ends: tuple[Tail, ...]
-) -> np.ndarray:
-    """Returns the merged level of each level: outermost ones are clear of the noise, int [levels].
-
-    What an end's distribution describes is merged with nothing else.
-    """
-    num = len(counts)
-    begin, stop = num - 1, 0
-    for end in ends:
-        inside = low >= end.threshold if end.is_upper else high <= end.threshold
-        if end.is_upper:
-            begin = int(np.argmax(inside))
-        else:
-            stop = num - 1 - int(np.argmax(inside[::-1]))
-    # Without such a distribution, up to half of the levels.
-    begin = begin if begin < num - 1 else num // 2
-    stop = stop if stop > 0 else num // 2 - 1
-    first = _clear(counts[: stop + 1], deviation)
-    last = _clear(counts[begin:][::-1], deviation)
-    places = np.clip(np.arange(num), first - 1, num - last)
-    return np.unique(places, return_inverse=True)[1]
-
-
-def _clear(counts: np.ndarray, deviation: float) -> int:
-    """Returns of how many first levels the count is clear of the noise; at most all."""
-    sizes = np.arange(1, len(counts) + 1)
-    clear = np.cumsum(counts) >= _CLEAR * deviation * np.sqrt(sizes)
-    return int(np.argmax(clear)) + 1 if clear.any() else max(len(counts), 1)
-
-
 def _slopes(
     counts: np.ndarray, values: np.ndarray, low: np.ndarray, high: np.ndarray, step: int
 ) -> np.ndarray:
     """Returns the changes of means if densities were straight lines through their neighbours'."""
-    width = np.maximum(high - low, _NARROW * (high[-1] - low[0]))
+    width = np.maximum(high - low, tails.NARROW * (high[-1] - low[0]))
     density = np.maximum(counts, 1.0) / width
     shift = np.zeros(len(width))
     if len(width) < 3:
@@ -267,16 +239,6 @@ def _slopes(
     most = room[1:-1] / (width[1:-1] / 2.0)
     shift[1:-1] = np.clip(rise * room[1:-1] / density[1:-1], -most, most)
     return shift
-
-
-def _neighbour(counts: np.ndarray, widths: np.ndarray, level: int, step: int) -> float:
-    """Returns the density beside an outermost level."""
-    order = np.arange(1, len(counts)) if level == 0 else np.arange(len(counts) - 1)[::-1]
-    least = max(step, _NARROW * float(widths.sum()))
-    densities = np.maximum(counts, 1.0) / np.maximum(widths, _NARROW * widths.sum())
-    # A level of one value may be a heap, denser than what is beside it. The other end is no help.
-    is_single = widths[order[0]] <= least and len(order) > 2
-    return float(densities[order[: 2 if is_single else 1]].min())
 
 
 def _falling(
@@ -297,11 +259,9 @@ def _falling(
     width = high - low
     # The level's count over that at the neighbour's density: (1 - exp(-rate)) / rate.
     most = density * width
-    if width <= step or count >= most:
+    rate = 0.0 if width <= step else tails.falling_rate(count, most)
+    if not rate:
         return (low + high - step) / 2.0, (width**2 - step**2) / 12.0
-    rate = scipy.optimize.brentq(
-        lambda x: -np.expm1(-x) / x - count / most, 1e-9, 2.0 * most / count
-    )
     beyond = -np.exp(-rate) / np.expm1(-rate)
     mean = 1.0 / rate - beyond
     variance = 1.0 / rate**2 - beyond - beyond**2

@@ -19,7 +19,7 @@ from tfp_dpvi import _deprecation, _random, surrogates
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data.columns import Numeric
-from tfp_dpvi.data.schema import Layout, Schema, TableData
+from tfp_dpvi.data.schema import Described, Layout, Schema, TableData
 from tfp_dpvi.models.saving import load_model
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.privacy.plan import plan_counts
@@ -79,7 +79,7 @@ class Synthesizer:
     public data (Adult).
 
     Args:
-      schema: The public description of the columns.
+      schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       num_components: The number K of components; under a small budget, some stay small or alike.
       target: A column that the synthetic records should predict: its pairs are counted twice as
         precisely, and components are initially spread over its levels. None for no such column.
@@ -105,7 +105,7 @@ class Synthesizer:
     @_deprecation.renamed_argument("table", "schema")
     def __init__(
         self,
-        schema: Schema,
+        schema: Described,
         num_components: int = 64,
         *,
         target: str | None = None,
@@ -113,8 +113,7 @@ class Synthesizer:
         concentration: float = 0.5,
         seed: int | None = None,
     ) -> None:
-        if not isinstance(schema, Schema):
-            raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
+        schema = Schema.of(schema)
         num = check.count("num_components", num_components, 1)
         for rule in rules:
             if not isinstance(rule, Rule):
@@ -141,7 +140,7 @@ class Synthesizer:
 
     @staticmethod
     def plan(
-        schema: Schema,
+        schema: Described,
         num_records: int,
         epsilon: float,
         delta: float | None = None,
@@ -151,7 +150,7 @@ class Synthesizer:
         """Returns what a fit would release, beside its noise: without data, at no cost.
 
         Args:
-          schema: The public description of the columns.
+          schema: As in `Synthesizer`.
           num_records: The public number of records.
           epsilon: The budget of the fit.
           delta: The delta of the budget, by default the smaller of 1e-5 and 0.1 / num_records.
@@ -164,8 +163,7 @@ class Synthesizer:
           TypeError: `schema` is no `Schema`.
           ValueError: A number is out of range, or `target` is no column.
         """
-        if not isinstance(schema, Schema):
-            raise TypeError(f"schema must be a dpvi.Schema, got {check.shown(schema)}.")
+        schema = Schema.of(schema)
         num = check.count("num_records", num_records, 1)
         epsilon = check.epsilon(epsilon)
         delta = min(1e-5, 0.1 / num) if delta is None else check.delta(delta)

@@ -9,8 +9,10 @@ outermost levels. It is post-processing, at no cost.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
+import scipy.optimize
 
 # The fraction of records beyond the threshold, at most.
 _FRACTION = 0.12
@@ -24,6 +26,15 @@ _SPREAD = 0.3
 
 # The number of posterior draws that are kept.
 _DRAWS = 50
+
+# Standard deviations of the noise that the count of an outermost level exceeds.
+_CLEAR = 6.0
+
+# Relative to the bounds' distance, widths of levels of one real value count as so much.
+NARROW = 1e-9
+
+# Relative to a level's width, the scale of a density that does not fall.
+_EVEN = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +55,14 @@ class Tail:
       draws: Pairs of shape and scale, each from the posterior given the counts.
       heaps: Numbers of finest levels with more records than the distribution explains, which stay
         as they were counted.
+      joined: The edges of the levels whose counts are little more than noise: they are as one.
     """
 
     is_upper: bool
     threshold: float
     draws: tuple[tuple[float, float], ...]
     heaps: tuple[int, ...] = ()
+    joined: tuple[float, float] | None = None
 
     def excesses(self, numbers: np.ndarray) -> np.ndarray:
         """Returns distances from the threshold."""
@@ -71,7 +84,21 @@ class Tail:
         end = survival(self.excesses(high), shape, scale)
         excess = inverse_survival(begin + (end - begin) * uniform, shape, scale)
         numbers = self.threshold + excess if self.is_upper else self.threshold - excess
-        return np.clip(np.where(begin == end, low + (high - low) * uniform, numbers), low, high)
+        even = np.where(begin > 0.0, low + (high - low) * uniform, low if self.is_upper else high)
+        return np.clip(np.where(begin == end, even, numbers), low, high)
+
+    def limits(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the edges between which values of levels lie: those of all joined ones.
+
+        Args:
+          low: Lower edges of the levels, float64 [levels].
+          high: Their upper edges.
+        """
+        if self.joined is None:
+            return low, high
+        begin, stop = self.joined
+        inside = (low >= begin) & (high <= stop)
+        return np.where(inside, begin, low), np.where(inside, stop, high)
 
 
 def survival(
@@ -144,3 +171,154 @@ def outermost(counts: np.ndarray, single: np.ndarray) -> int:
             break
         num += 1
     return num if num >= 3 else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """Outermost levels that count as one if they have no more records than the noise.
+
+    No count that is noise shows that a level is empty. Within generous public bounds such levels
+    are many and far: as they are, their values would be sampled, and would multiply the noise.
+
+    ```python
+    >>> import numpy as np
+    >>> counts = np.array([500.0, 300.0, 5.0, -4.0, 900.0])
+    >>> low = np.array([0.0, 1.0, 2.0, 50.0, 99.0])
+    >>> single = np.array([False, False, False, False, True])
+    >>> ends_of(counts, 3.0, low, np.append(low[1:], 99.0), single, ())[1]
+    End(is_upper=True, begin=2, stop=4, is_faint=True)
+
+    ```
+
+    Attributes:
+      is_upper: Whether it is the upper end, or the lower one.
+      begin: The first of the levels.
+      stop: The level after the last one. Values at a bound with many records are levels beyond.
+      is_faint: Whether counts of single levels, but for the first, are no more than noise.
+    """
+
+    is_upper: bool
+    begin: int
+    stop: int
+    is_faint: bool
+
+
+def ends_of(
+    counts: np.ndarray,
+    deviation: float,
+    low: np.ndarray,
+    high: np.ndarray,
+    single: np.ndarray,
+    fitted: Sequence[Tail],
+) -> list[End]:
+    """Returns the lower and the upper end, of those that have levels.
+
+    What a fitted distribution describes is joined with nothing else. Without one, up to half of
+    the levels are joined.
+
+    Args:
+      counts: Released counts of the levels, float64 [levels].
+      deviation: The standard deviation of their noise.
+      low: Lower edges of the levels, float64 [levels].
+      high: Their upper edges.
+      single: Which levels have a single value, bool [levels].
+      fitted: The distributions at the ends.
+    """
+    num = len(counts)
+    upper = [int(np.argmax(low >= end.threshold)) for end in fitted if end.is_upper]
+    lower = [int(np.argmin(high <= end.threshold)) for end in fitted if not end.is_upper]
+    first = lower[0] if lower else min([num // 2, *upper])
+    last = upper[0] if upper else max([num // 2, *lower])
+    wide = np.maximum(high - low, NARROW * (high[-1] - low[0]))
+    upwards = _outermost(counts, deviation, wide, single, last, bool(upper))
+    downwards = _outermost(
+        counts[::-1], deviation, wide[::-1], single[::-1], num - first, bool(lower)
+    )
+    mirrored = End(False, num - downwards.stop, num - downwards.begin, downwards.is_faint)
+    return [end for end in (mirrored, upwards) if end.begin < end.stop]
+
+
+def _outermost(
+    counts: np.ndarray,
+    deviation: float,
+    widths: np.ndarray,
+    single: np.ndarray,
+    start: int,
+    fitted: bool,
+) -> End:
+    """Returns the end of levels in outward order.
+
+    Args:
+      counts: Counts of levels, outward, float64 [levels].
+      deviation: The standard deviation of their noise.
+      widths: Widths of the levels.
+      single: Which levels have a single value.
+      start: The first level that may be in the end.
+      fitted: Whether a distribution says where records lie within the levels.
+    """
+    alone = counts >= _CLEAR * deviation
+    stop = len(counts)
+    while stop > start and single[stop - 1] and alone[stop - 1]:
+        stop -= 1
+    if stop == start:
+        return End(True, stop, stop, False)
+    inward = np.cumsum(counts[start:stop][::-1])
+    clear = inward >= _CLEAR * deviation * np.sqrt(np.arange(1, stop - start + 1))
+    begin = stop - 1 - int(np.argmax(clear)) if clear.any() else start
+    if begin + 1 < stop and alone[begin] and not fitted:
+        # It is part of the end if densities fall there already.
+        densities = counts / widths
+        begin += not (begin and densities[begin] < densities[begin - 1])
+        return End(True, begin, stop, True)
+    return End(True, begin, stop, begin + 1 < stop or not bool(clear.any()))
+
+
+def beside(counts: np.ndarray, widths: np.ndarray, level: int, step: int, is_upper: bool) -> float:
+    """Returns the density of records beside a level of an end, towards the middle.
+
+    Args:
+      counts: Counts of the levels, float64 [levels].
+      widths: Their widths.
+      level: The level of the end.
+      step: The distance of values, 0 for real ones.
+      is_upper: Whether it is the upper end.
+    """
+    order = np.arange(level)[::-1] if is_upper else np.arange(level + 1, len(counts))
+    if not len(order):
+        return 0.0
+    least = max(step, NARROW * float(widths.sum()))
+    densities = np.maximum(counts, 1.0) / np.maximum(widths, NARROW * widths.sum())
+    # A level of one value may be a heap, denser than what is beside it. The other end is no help.
+    is_single = widths[order[0]] <= least and len(order) > 2
+    return float(densities[order[: 2 if is_single else 1]].min())
+
+
+def falling_rate(count: float, most: float) -> float:
+    """Returns the rate, relative to a level's width, at which its density falls; 0 for not at all.
+
+    It falls exponentially from its neighbour's density.
+
+    Args:
+      count: The level's count, above 0.
+      most: That at the neighbour's density.
+    """
+    if count >= most:
+        return 0.0
+    return float(
+        scipy.optimize.brentq(lambda x: -np.expm1(-x) / x - count / most, 1e-9, 2.0 * most / count)
+    )
+
+
+def falling(is_upper: bool, low: float, high: float, count: float, density: float) -> Tail:
+    """Returns the distribution of an end whose density falls from its neighbour's.
+
+    Args:
+      is_upper: Whether it is the upper end.
+      low: Its lower edge.
+      high: Its upper edge.
+      count: The number of its records.
+      density: The density beside it.
+    """
+    rate = falling_rate(max(count, 1e-9), density * (high - low))
+    scale = (high - low) * min(1.0 / rate if rate else _EVEN, _EVEN)
+    return Tail(is_upper, low if is_upper else high, ((0.0, scale),), joined=(low, high))
