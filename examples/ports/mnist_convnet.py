@@ -20,6 +20,6 @@ model = keras.Sequential(
 )
 loss = "sparse_categorical_crossentropy"
 model.compile("adam", loss, metrics=["accuracy"])
-model.fit(x_train, y_train, batch_size=128, epochs=4, verbose=2)
+model.fit(x_train, y_train, batch_size=128, epochs=2, verbose=2)
 score = model.evaluate(x_test, y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

@@ -21,6 +21,6 @@ model = keras.Sequential(
 model = DPKerasModel(model)
 loss = "sparse_categorical_crossentropy"
 model.compile("adam", loss, metrics=["accuracy"], l2_norm_clip=1.0, epsilon=2.0, delta=1e-5)
-model.fit(x_train, y_train, batch_size=500, epochs=10, verbose=2)
+model.fit(x_train, y_train, batch_size=400, epochs=5, verbose=2)
 score = model.evaluate(x_test, y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

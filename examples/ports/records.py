@@ -6,6 +6,7 @@ Adult and MNIST are read as `examples/data.py` does, docstrings from the install
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import pathlib
 import pydoc_data.topics
@@ -80,6 +81,7 @@ def adult_matrices() -> tuple[tuple[list[np.ndarray], np.ndarray], ...]:
     return tuple(parts)
 
 
+@functools.cache
 def docstrings() -> tuple[tuple[list[str], np.ndarray], ...]:
     """Returns docstrings' first paragraphs, and whether they are of NumPy and SciPy or of Python.
 

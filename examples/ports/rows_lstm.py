@@ -16,6 +16,6 @@ model = keras.Sequential(
 )
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile("adam", loss, metrics=["accuracy"])
-model.fit(x_train[..., 0], y_train, batch_size=256, epochs=3, verbose=2)
+model.fit(x_train[..., 0], y_train, batch_size=256, epochs=2, verbose=2)
 score = model.evaluate(x_test[..., 0], y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

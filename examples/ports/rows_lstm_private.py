@@ -17,6 +17,6 @@ model = keras.Sequential(
 model = DPKerasModel(model)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile("adam", loss, metrics=["accuracy"], l2_norm_clip=1.0, epsilon=2.0, delta=1e-5)
-model.fit(x_train[..., 0], y_train, batch_size=500, epochs=6, verbose=2)
+model.fit(x_train[..., 0], y_train, batch_size=400, epochs=4, verbose=2)
 score = model.evaluate(x_test[..., 0], y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

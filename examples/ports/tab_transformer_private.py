@@ -9,7 +9,7 @@ layers = keras.layers
 numbers = layers.Input([5])
 codes = layers.Input([len(CATEGORIES)], dtype="int64")
 features = layers.Embedding(sum(CATEGORIES.values()), 16)(codes)
-for _ in range(3):
+for _ in range(2):
     attended = layers.MultiHeadAttention(num_heads=4, key_dim=16, dropout=0.2)(features, features)
     attended = layers.LayerNormalization()(layers.Add()([attended, features]))
     forward = layers.Dropout(0.2)(layers.Dense(16, "gelu")(attended))
@@ -25,6 +25,6 @@ model = keras.Model([numbers, codes], outputs)
 model = DPKerasModel(model)
 loss = "binary_crossentropy"
 model.compile("adam", loss, metrics=["accuracy"], l2_norm_clip=1.0, epsilon=2.0, delta=1e-5)
-model.fit(x_train, y_train, batch_size=256, epochs=5, verbose=2)
+model.fit(x_train, y_train, batch_size=256, epochs=4, verbose=2)
 score = model.evaluate(x_test, y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

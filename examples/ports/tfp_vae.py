@@ -37,6 +37,6 @@ decoder = keras.Sequential(
 model = keras.Model(encoder.inputs, decoder(encoder.outputs[0]))
 adam = keras.optimizers.Adam(1e-3)
 model.compile(adam, lambda x, p: -p.log_prob(x))
-model.fit(*train, batch_size=256, epochs=4, verbose=2)
+model.fit(*train, batch_size=256, epochs=3, verbose=2)
 score = model.evaluate(*test, verbose=0)
 print(f"negative evidence lower bound {score:.1f}")

@@ -37,6 +37,6 @@ decoder = keras.Sequential(
 model = DPVAE(encoder, decoder, prior)
 adam = keras.optimizers.Adam(1e-3)
 model.compile(adam, l2_norm_clip=1.0, epsilon=2.0, delta=1e-5)
-model.fit(*train, batch_size=256, epochs=4, verbose=2)
+model.fit(*train, batch_size=256, epochs=3, verbose=2)
 score = model.evaluate(*test, verbose=0)
 print(f"negative evidence lower bound {score:.1f}")

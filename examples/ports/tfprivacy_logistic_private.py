@@ -15,10 +15,10 @@ def bounded(x, norm=8.0):
 
 
 model = keras.Sequential([layers.Input([784]), layers.Dense(10)])
-sgd = keras.optimizers.SGD(0.2)
+sgd = keras.optimizers.SGD(0.8)
 model = DPKerasModel(model)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(sgd, loss, metrics=["accuracy"], l2_norm_clip=1.0, epsilon=2.0, delta=1e-5)
-model.fit(bounded(x_train), y_train, batch_size=500, epochs=5, verbose=2)
+model.fit(bounded(x_train), y_train, batch_size=500, epochs=6, verbose=2)
 score = model.evaluate(bounded(x_test), y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

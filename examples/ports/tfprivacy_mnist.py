@@ -21,6 +21,6 @@ model = keras.Sequential(
 sgd = keras.optimizers.SGD(0.15)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(sgd, loss, metrics=["accuracy"])
-model.fit(x_train, y_train, batch_size=250, epochs=5, verbose=2)
+model.fit(x_train, y_train, batch_size=250, epochs=4, verbose=2)
 score = model.evaluate(x_test, y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")

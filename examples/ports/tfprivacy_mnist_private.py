@@ -22,6 +22,6 @@ sgd = keras.optimizers.SGD(0.25)
 model = DPKerasModel(model)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(sgd, loss, metrics=["accuracy"], l2_norm_clip=1.0, epsilon=2.0, delta=1e-5)
-model.fit(x_train, y_train, batch_size=250, epochs=8, verbose=2)
+model.fit(x_train, y_train, batch_size=250, epochs=6, verbose=2)
 score = model.evaluate(x_test, y_test, verbose=0)[1]
 print(f"accuracy {score:.3f}")
