@@ -5,7 +5,8 @@
     python benchmarks/ports.py --write      only writes table and differences into docs/guides/ports.md
 
 The programs are those of examples/ports/, run as they are. Rows that are not run again stay in the JSON file. Both versions of a
-port run in one process, one after the other; its processor time, which is the mean of all epochs but the first, says more than the clock where a machine has other things to do.
+port run in one process, one after the other. Its processor time, a mean over all epochs but the first, says more than the clock
+where a machine has other things to do.
 """
 
 from __future__ import annotations
