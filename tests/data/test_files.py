@@ -82,6 +82,25 @@ def test_an_uncompressed_hdf5_dataset_is_mapped_where_it_lies(hdf5):
         np.testing.assert_array_equal(files.mapped_hdf5(file["x"]), X)
 
 
+def test_a_parquet_file_is_copied_in_bounded_memory(tmp_path, monkeypatch):
+    """Arrow would hold the whole file, unless it is told not to."""
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    values = np.random.default_rng(0).normal(size=2**20)
+    arrow.parquet.write_table(
+        arrow.table({"a": values}), tmp_path / "a.parquet", row_group_size=2**14
+    )
+    monkeypatch.setattr(files, "_AT_ONCE", 2**16)
+    source = dpvi.data.Parquet(tmp_path / "a.parquet", x="a", dtype="float64", verbose=0)
+    before = arrow.total_allocated_bytes()
+    held, num = [], 0
+    for batch in source._batches():
+        num += len(batch["x"])
+        held.append(arrow.total_allocated_bytes() - before)
+    assert num == len(values)
+    assert max(held) < values.nbytes / 2
+
+
 def test_columns_keep_their_kinds(parquet):
     source = dpvi.data.Parquet([parquet, parquet], x={"m": ["b", "a"], "l": "l"}, y="y", verbose=0)
     assert source.x["m"].dtype == source.x["l"].dtype == np.float32

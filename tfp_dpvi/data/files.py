@@ -377,6 +377,7 @@ class Parquet(FileRecords):
             batch_size=max(1, _AT_ONCE // max(1, row)),
             batch_readahead=1,
             fragment_readahead=1,
+            **_options(self._dataset),
         )
         for batch in batches:
             arrays = {name: _numbers(name, batch.column(name)) for name in columns}
@@ -423,6 +424,14 @@ def _arrow_dataset(path: Any) -> Any:
             f"path={check.shown(path)} cannot be read as {formats.get(suffix, 'parquet')} "
             f"({type(error).__name__}): pass a file or folder of that format."
         ) from None
+
+
+def _options(dataset: Any) -> dict[str, Any]:
+    """Returns options of a scan that holds a few row groups, where Arrow would hold a whole file."""
+    if getattr(getattr(dataset, "format", None), "default_extname", None) != "parquet":
+        return {}
+    options = _pyarrow().dataset.ParquetFragmentScanOptions
+    return {"fragment_scan_options": options(pre_buffer=False, use_buffered_stream=True)}
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
