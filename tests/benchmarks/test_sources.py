@@ -24,7 +24,9 @@ def test_the_guides_table_is_written_from_the_results():
         assert rows[name]["peak_mb"] <= 1.5 * base
     large = found["sets"]
     assert large["rows"] == 50_000_000
-    assert large["copy_gb"] > 2.0 > large["peak_mb"] / 1e3
+    assert large["copy_gb"] > 2.0
+    # Pages of the file do not count: the operating system takes them back.
+    assert max(large["peak_of_copy_mb"], large["not_of_files_mb"]) < 2e3
 
 
 @pytest.mark.slow

@@ -214,7 +214,8 @@ class _Writer:
                             f"Records have shape {list(rows.shape[1:])} and {list(spec.shape)}: "
                             "all need one shape."
                         )
-                    file.write(rows.data.cast("B"))
+                    if rows.size:
+                        file.write(rows.data.cast("B"))
                 num += lengths.pop()
                 if self._bar is not None:
                     self._bar.update(num)
@@ -372,14 +373,8 @@ class Parquet(FileRecords):
         leaves = tf.nest.flatten(self._columns)
         columns = list(dict.fromkeys(leaves))
         row = sum(spec.bytes for spec in tf.nest.flatten(self._specs))
-        batches = self._dataset.to_batches(
-            columns=columns,
-            batch_size=max(1, _AT_ONCE // max(1, row)),
-            batch_readahead=1,
-            fragment_readahead=1,
-            **_options(self._dataset),
-        )
-        for batch in batches:
+        size = max(1, _AT_ONCE // max(1, row))
+        for batch in _scanned(self._dataset, columns, size):
             arrays = {name: _numbers(name, batch.column(name)) for name in columns}
             yield {name: self._rows(part, arrays) for name, part in self._columns.items()}
 
@@ -426,12 +421,18 @@ def _arrow_dataset(path: Any) -> Any:
         ) from None
 
 
-def _options(dataset: Any) -> dict[str, Any]:
-    """Returns options of a scan that holds a few row groups, where Arrow would hold a whole file."""
-    if getattr(getattr(dataset, "format", None), "default_extname", None) != "parquet":
-        return {}
-    options = _pyarrow().dataset.ParquetFragmentScanOptions
-    return {"fragment_scan_options": options(pre_buffer=False, use_buffered_stream=True)}
+def _scanned(dataset: Any, columns: list[str], size: int) -> Iterator[Any]:
+    """Yields batches, a row group after another: of a whole file Arrow would read far ahead."""
+    settings = {"columns": columns, "batch_size": size, "batch_readahead": 1}
+    try:
+        fragments = list(dataset.get_fragments())
+    except ValueError:  # Rows are filtered.
+        yield from dataset.to_batches(**settings)
+        return
+    for fragment in fragments:
+        split = getattr(fragment, "split_by_row_group", None)
+        for part in [fragment] if split is None else split():
+            yield from part.to_batches(schema=dataset.schema, **settings)
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
