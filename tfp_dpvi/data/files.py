@@ -374,9 +374,23 @@ class Parquet(FileRecords):
         columns = list(dict.fromkeys(leaves))
         row = sum(spec.bytes for spec in tf.nest.flatten(self._specs))
         size = max(1, _AT_ONCE // max(1, row))
-        for batch in _scanned(self._dataset, columns, size):
-            arrays = {name: _numbers(name, batch.column(name)) for name in columns}
+        for arrays in self._scanned(columns, size):
             yield {name: self._rows(part, arrays) for name, part in self._columns.items()}
+
+    def _scanned(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yields columns, a row group after another: of a whole file Arrow would read far ahead."""
+        settings = {"columns": columns, "batch_size": size, "batch_readahead": 1}
+        try:
+            fragments = list(self._dataset.get_fragments())
+        except ValueError:  # Rows are filtered.
+            scans = [self._dataset.to_batches(**settings)]
+        else:
+            splits = (getattr(part, "split_by_row_group", lambda p=part: [p]) for part in fragments)
+            parts = (part for split in splits for part in split())
+            schema = self._dataset.schema
+            scans = (part.to_batches(schema=schema, **settings) for part in parts)
+        for batch in itertools.chain.from_iterable(scans):
+            yield {name: _numbers(name, batch.column(name)) for name in columns}
 
     def _rows(self, part: Any, arrays: dict[str, np.ndarray]) -> Any:
         if isinstance(part, Mapping):
@@ -419,20 +433,6 @@ def _arrow_dataset(path: Any) -> Any:
             f"path={check.shown(path)} cannot be read as {formats.get(suffix, 'parquet')} "
             f"({type(error).__name__}): pass a file or folder of that format."
         ) from None
-
-
-def _scanned(dataset: Any, columns: list[str], size: int) -> Iterator[Any]:
-    """Yields batches, a row group after another: of a whole file Arrow would read far ahead."""
-    settings = {"columns": columns, "batch_size": size, "batch_readahead": 1}
-    try:
-        fragments = list(dataset.get_fragments())
-    except ValueError:  # Rows are filtered.
-        yield from dataset.to_batches(**settings)
-        return
-    for fragment in fragments:
-        split = getattr(fragment, "split_by_row_group", None)
-        for part in [fragment] if split is None else split():
-            yield from part.to_batches(schema=dataset.schema, **settings)
 
 
 def _numbers(name: str, column: Any) -> np.ndarray:
