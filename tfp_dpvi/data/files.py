@@ -383,12 +383,12 @@ class Parquet(FileRecords):
         try:
             fragments = list(self._dataset.get_fragments())
         except ValueError:  # Rows are filtered.
-            scans = [self._dataset.to_batches(**settings)]
+            scans: Iterator = iter([self._dataset.to_batches(**settings)])
         else:
             splits = (getattr(part, "split_by_row_group", lambda p=part: [p]) for part in fragments)
             parts = (part for split in splits for part in split())
             schema = self._dataset.schema
-            scans = (part.to_batches(schema=schema, **settings) for part in parts)
+            scans = iter(part.to_batches(schema=schema, **settings) for part in parts)
         for batch in itertools.chain.from_iterable(scans):
             yield {name: _numbers(name, batch.column(name)) for name in columns}
 
