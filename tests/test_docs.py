@@ -29,6 +29,7 @@ SLOW = (
     "guides/local_latents.md",
     "guides/official_statistics.md",
     "guides/persons.md",
+    "guides/ports.md",
     "guides/rehearsal.md",
     "guides/small_data.md",
     "guides/vae_researcher.md",

@@ -82,6 +82,41 @@ def test_an_uncompressed_hdf5_dataset_is_mapped_where_it_lies(hdf5):
         np.testing.assert_array_equal(files.mapped_hdf5(file["x"]), X)
 
 
+def test_a_parquet_file_is_copied_in_bounded_memory(tmp_path, monkeypatch):
+    """Arrow would hold the whole file, unless it is told not to."""
+    arrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
+    values = np.random.default_rng(0).normal(size=2**20)
+    arrow.parquet.write_table(
+        arrow.table({"a": values}), tmp_path / "a.parquet", row_group_size=2**14
+    )
+    monkeypatch.setattr(files, "_AT_ONCE", 2**16)
+    source = dpvi.data.Parquet(tmp_path / "a.parquet", x="a", dtype="float64", verbose=0)
+    before = arrow.total_allocated_bytes()
+    held, num = [], 0
+    for batch in source._batches():
+        num += len(batch["x"])
+        held.append(arrow.total_allocated_bytes() - before)
+    assert num == len(values)
+    assert max(held) < values.nbytes / 2
+
+
+def test_columns_of_folders_and_filters_are_read(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    dataset = pytest.importorskip("pyarrow.dataset")
+    table = arrow.table({"a": np.arange(6.0), "g": [0, 0, 1, 1, 2, 2]})
+    folders = dataset.partitioning(arrow.schema([("g", arrow.int64())]), flavor="hive")
+    dataset.write_dataset(table, tmp_path, format="parquet", partitioning=folders)
+    files_of_folders = dataset.dataset(tmp_path, format="parquet", partitioning="hive")
+    filtered = files_of_folders.filter(dataset.field("a") > 3)
+    for source, rows in (
+        (files_of_folders, [[0, 0], [1, 0], [2, 1], [3, 1], [4, 2], [5, 2]]),
+        (filtered, [[4, 2], [5, 2]]),
+        (dataset.dataset(table.slice(5)), [[5, 2]]),
+    ):
+        assert dpvi.data.Parquet(source, x=["a", "g"], verbose=0).x.tolist() == rows
+
+
 def test_columns_keep_their_kinds(parquet):
     source = dpvi.data.Parquet([parquet, parquet], x={"m": ["b", "a"], "l": "l"}, y="y", verbose=0)
     assert source.x["m"].dtype == source.x["l"].dtype == np.float32

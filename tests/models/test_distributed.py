@@ -515,6 +515,39 @@ def test_workers_that_differ_are_refused_and_stop_together(workers):
     assert 0 < one["third"] < 14  # Both stop where the first worker's budget ends.
 
 
+STREAMS = """
+path = f"{folder}/{index}.npy"
+np.save(path, X)
+
+def fitted(x, stream):
+    with strategy.scope():
+        model = Toy(seed=3)
+        model.compile(sgd(1.0), delta=1e-5, jit_compile=False)
+    model.fit(x, Y, batch_size=31, epochs=1, verbose=0, stream=stream)
+    return weights(model).tolist(), model.num_releases
+
+mapped = np.load(path, mmap_mode="r")
+found = {"streamed": fitted(mapped, True), "in memory": fitted(X, False)}
+np.save(f"{folder}/{index} other.npy", X + index)
+try:
+    fitted(np.load(f"{folder}/{index} other.npy", mmap_mode="r"), True)
+except ValueError as error:
+    found["other records"] = str(error)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_two_workers_stream_files_of_their_own_disks(tmp_path):
+    """The same sample, noise and end as in memory; files that differ are refused."""
+    one, two = ends_of_forks(TO_THE_END + STREAMS, tmp_path, str(tmp_path), "1")
+    assert one["streamed"] == two["streamed"]
+    assert one["streamed"][1] == one["in memory"][1] > 0
+    np.testing.assert_allclose(one["streamed"][0], one["in memory"][0], rtol=1e-4, atol=1e-5)
+    for found in (one, two):
+        assert "differ between workers" in found["other records"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_that_dies(tmp_path, victim):

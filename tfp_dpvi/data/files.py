@@ -214,7 +214,8 @@ class _Writer:
                             f"Records have shape {list(rows.shape[1:])} and {list(spec.shape)}: "
                             "all need one shape."
                         )
-                    file.write(rows.data.cast("B"))
+                    if rows.size:
+                        file.write(rows.data.cast("B"))
                 num += lengths.pop()
                 if self._bar is not None:
                     self._bar.update(num)
@@ -372,15 +373,24 @@ class Parquet(FileRecords):
         leaves = tf.nest.flatten(self._columns)
         columns = list(dict.fromkeys(leaves))
         row = sum(spec.bytes for spec in tf.nest.flatten(self._specs))
-        batches = self._dataset.to_batches(
-            columns=columns,
-            batch_size=max(1, _AT_ONCE // max(1, row)),
-            batch_readahead=1,
-            fragment_readahead=1,
-        )
-        for batch in batches:
-            arrays = {name: _numbers(name, batch.column(name)) for name in columns}
+        size = max(1, _AT_ONCE // max(1, row))
+        for arrays in self._scanned(columns, size):
             yield {name: self._rows(part, arrays) for name, part in self._columns.items()}
+
+    def _scanned(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Yields columns, a row group after another: of a whole file Arrow would read far ahead."""
+        settings = {"columns": columns, "batch_size": size, "batch_readahead": 1}
+        try:
+            fragments = list(self._dataset.get_fragments())
+        except ValueError:  # Rows are filtered.
+            scans: Iterator = iter([self._dataset.to_batches(**settings)])
+        else:
+            splits = (getattr(part, "split_by_row_group", lambda p=part: [p]) for part in fragments)
+            parts = (part for split in splits for part in split())
+            schema = self._dataset.schema
+            scans = iter(part.to_batches(schema=schema, **settings) for part in parts)
+        for batch in itertools.chain.from_iterable(scans):
+            yield {name: _numbers(name, batch.column(name)) for name in columns}
 
     def _rows(self, part: Any, arrays: dict[str, np.ndarray]) -> Any:
         if isinstance(part, Mapping):
