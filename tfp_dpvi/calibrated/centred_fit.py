@@ -21,6 +21,7 @@ from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.data import Records, UnitRows, make_records
+from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of, zeros_like
 from tfp_dpvi.training import Mechanism
 
@@ -98,25 +99,9 @@ class CentredFit:
             return tf.nest.map_structure(
                 lambda part: standard_inputs(part, num, generator), records.x
             )
-        inputs = public_inputs
-        if not isinstance(inputs, UnitRows):
-            inputs = make_records(inputs, None, None, dtype=self._model.dtype, validate=True).x
-        wanted, got = (
-            tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
-            for each in (records.x, inputs)
+        return checked_inputs(
+            public_inputs, records.x, dtype=self._model.dtype, size=size, of="x has"
         )
-        if wanted != got:
-            raise ValueError(
-                f"public_inputs have the shapes and dtypes {got} of a record, and x has {wanted}: "
-                "pass public or invented records of the same columns."
-            )
-        given = len(tf.nest.flatten(inputs)[0])
-        if given < least_inputs(size):
-            raise ValueError(
-                f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
-                f"pass at least {least_inputs(size)}."
-            )
-        return inputs
 
     def begin(self) -> None:
         """Runs before a fit spends privacy.
@@ -194,6 +179,43 @@ def standard_inputs(part: np.ndarray, num: int, generator: np.random.Generator) 
         f"public_inputs: x has integers of shape {part.shape[1:]}, whose values are not known "
         f"before a fit.\n{_HELP}"
     )
+
+
+def checked_inputs(
+    public_inputs: Structure, like: Structure, *, dtype: np.dtype, size: int, of: str
+) -> Structure:
+    """Returns public inputs as arrays.
+
+    Args:
+      public_inputs: Arrays or a table of rows, or the `UnitRows` of persons.
+      like: Records, of which shapes and dtypes are read.
+      dtype: The model's float type.
+      size: The number d of parameters.
+      of: Whose shapes and dtypes these are, for messages.
+
+    Raises:
+      ValueError: They have other shapes or dtypes than records, or are too few.
+    """
+    inputs = public_inputs
+    if not isinstance(inputs, UnitRows):
+        inputs = by_column("public_inputs", inputs)
+        inputs = make_records(inputs, None, None, dtype=dtype, validate=True).x
+    wanted, got = (
+        tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
+        for each in (like, inputs)
+    )
+    if wanted != got:
+        raise ValueError(
+            f"public_inputs have the shapes and dtypes {got} of a record, and {of} {wanted}: "
+            "pass public or invented records of the same columns."
+        )
+    given = len(tf.nest.flatten(inputs)[0])
+    if given < least_inputs(size):
+        raise ValueError(
+            f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
+            f"pass at least {least_inputs(size)}."
+        )
+    return inputs
 
 
 def centred_posterior(

@@ -633,7 +633,6 @@ class Scoring:
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
-        away = np.linalg.solve(whitening.T, first.theta - second.theta)
         if trusted:
             simulated = self._moments(released.theta, whitening)
         else:
@@ -641,23 +640,54 @@ class Scoring:
             simulated = self._moments_alike(released.theta, trace)
 
         def draw(flatten: float) -> Curvatures:
-            return draw_curvatures(
+            return self.curvatures_of(
                 released,
+                (first, second),
                 simulated,
                 whitening,
-                num_records=self.num_records,
-                clip=self.clip.bound,
-                num_twins=self.num_twins,
-                ranking=self.ranking,
                 trusted=trusted,
-                halves=(first.score - second.score, away),
-                half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
-                generator=np.random.default_rng(0),
                 flatten=flatten,
-                weighted=not self.scale.are_alike,
             )
 
         return draw
+
+    def curvatures_of(
+        self,
+        released: ReleasedSums,
+        halves: tuple[ReleasedSums, ReleasedSums],
+        simulated: SimulatedMoments,
+        whitening: np.ndarray,
+        *,
+        trusted: bool,
+        flatten: float = 0.0,
+    ) -> Curvatures:
+        """Returns draws of the curvature from released sums; see `draw_curvatures`.
+
+        Args:
+          released: The sums over all records.
+          halves: Those of each half of the steps.
+          simulated: Means at public inputs, in the same coordinates.
+          whitening: W, shape [d, d].
+          trusted: Whether the coordinates are those of public inputs.
+          flatten: The share of equal weights in those of the prior's degrees.
+        """
+        first, second = halves
+        away = np.linalg.solve(whitening.T, first.theta - second.theta)
+        return draw_curvatures(
+            released,
+            simulated,
+            whitening,
+            num_records=self.num_records,
+            clip=self.clip.bound,
+            num_twins=self.num_twins,
+            ranking=self.ranking,
+            trusted=trusted,
+            halves=(first.score - second.score, away),
+            half_variance=sum(released.num_steps / side.num_steps for side in halves),
+            generator=np.random.default_rng(0),
+            flatten=flatten,
+            weighted=not self.scale.are_alike,
+        )
 
     def window(
         self, accumulated: dict[str, Any], mechanism: Mechanism

@@ -16,7 +16,7 @@ from tfp_dpvi.calibrated.centred_fit import posterior_of
 from tfp_dpvi.calibrated.checks import MOST_BEND
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
-from tfp_dpvi.calibrated.whitening import Curvatures, draw_curvatures
+from tfp_dpvi.calibrated.whitening import Curvatures
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import SiteSums, total_of
 from tfp_dpvi.federated.window import PublicPoint, released_sums
@@ -181,6 +181,7 @@ def combine(
             "the hospitals' sums are in other coordinates than this study's: use their version of "
             "this library, and their public inputs."
         )
+    point.scoring.num_records = total.num_records
     notes: list[str] = []
     try:
         curvatures = _curvatures(point, total, theta, whitening)
@@ -199,7 +200,6 @@ def combine(
                 f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is "
                 "that of all records together, and effects may differ between hospitals"
             )
-        point.scoring.num_records = total.num_records
         calibrated = posterior_of(point.scoring, curvatures, whitening)
         bend = _bend(point, calibrated, theta, whitening)
     except FAILURES as error:
@@ -235,21 +235,13 @@ def _curvatures(
     point: PublicPoint, total: SiteSums, theta: np.ndarray, whitening: np.ndarray
 ) -> Curvatures:
     """Returns draws of the curvature given the sums of several hospitals."""
-    scoring = point.scoring
-    released = released_sums(total, theta)
     first, second = (released_sums(total, theta, half) for half in range(2))
-    return draw_curvatures(
-        released,
-        scoring.moments_at(theta, whitening),
+    return point.scoring.curvatures_of(
+        released_sums(total, theta),
+        (first, second),
+        point.scoring.moments_at(theta, whitening),
         whitening,
-        num_records=total.num_records,
-        clip=scoring.clip.bound,
-        num_twins=scoring.num_twins,
-        ranking=scoring.ranking,
         trusted=True,
-        halves=(first.score - second.score, np.zeros(scoring.size)),
-        half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
-        generator=np.random.default_rng(0),
     )
 
 

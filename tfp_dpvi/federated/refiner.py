@@ -405,6 +405,7 @@ def _check_records(model: BayesianModel, records: Records) -> None:
         fix = "leave y out" if model.generative else "pass y"
         raise ValueError(f"y does not fit the study: its likelihood takes {takes}; {fix}.")
     checks.check_no_locals(model.prior, records)
+    checks.check_units(model, records)
     checks.check_likelihood(model, records)
     checks.check_labels(model, records)
 

@@ -13,9 +13,9 @@ from tfp_dpvi._keystream import SECURE, Keystream, Tapes
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
-from tfp_dpvi.calibrated.centred_fit import standard_inputs
+from tfp_dpvi.calibrated.centred_fit import checked_inputs, standard_inputs
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
-from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
+from tfp_dpvi.calibrated.diagonal import num_inputs
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
@@ -137,24 +137,7 @@ def _inputs_like(
             raise CannotCalibrateError(
                 "x has integers, whose values are not known before: pass public_inputs"
             ) from None
-    inputs = make_records(
-        by_column("public_inputs", public_inputs), None, None, dtype=dtype, validate=True
-    ).x
-    wanted, got = (
-        tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
-        for each in (x, inputs)
-    )
-    if wanted != got:
-        raise ValueError(
-            f"public_inputs have the shapes and dtypes {got} of a record, and the example {wanted}."
-        )
-    given = len(tf.nest.flatten(inputs)[0])
-    if given < least_inputs(size):
-        raise ValueError(
-            f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
-            f"pass at least {least_inputs(size)}."
-        )
-    return inputs
+    return checked_inputs(public_inputs, x, dtype=dtype, size=size, of="the example")
 
 
 class WindowSteps:
@@ -235,7 +218,7 @@ class WindowSteps:
           seed: The hospital's; None for a key from the operating system.
         """
         with self._lock:
-            theta, whitening = self._point.hold(mean)
+            _, whitening = self._point.hold(mean)
             first = self._num_steps
             self._num_steps += NUM_RELEASES
             state = initial_state(mechanism, first, NUM_RELEASES)
@@ -256,17 +239,15 @@ class WindowSteps:
             name: tf.nest.map_structure(np.asarray, part)
             for name, part in zip(names, state.accumulated, strict=True)
         }
-        return _site_sums(accumulated, mechanism, theta, whitening)
+        return _site_sums(accumulated, mechanism, whitening)
 
 
 def _site_sums(
     accumulated: dict[str, Structure],
     mechanism: Mechanism,
-    theta: np.ndarray,
     whitening: np.ndarray,
 ) -> SiteSums:
     """Returns the mean released sums of both halves."""
-    del theta
     blocks = np.arange(NUM_RELEASES) * NUM_BLOCKS // NUM_RELEASES
     cut = NUM_RELEASES // 2
     first, second = (
