@@ -239,13 +239,55 @@ def centred_posterior(
     return posterior_of(scoring, curvatures, whitening)
 
 
-def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray) -> Calibrated:
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """What releases say of the parameters: a score that is linear in them, with its noise.
+
+    All is in whitened coordinates.
+
+    Attributes:
+      likelihood: The likelihood of the parameters, for each draw of the curvature.
+      slope: The mean slope, shape [d, d].
+      data: The score's variance without noise, shape [d, d].
+      noise: That of the noise, shape [d, d].
+      place: The parameters that the records have on average; None for the posterior's mean.
+      halves: Whether more records or epsilon narrow it as they narrow a single site's posterior.
+    """
+
+    likelihood: LinearLikelihood
+    slope: np.ndarray
+    data: np.ndarray
+    noise: np.ndarray
+    place: np.ndarray | None = None
+    halves: bool = True
+
+    @classmethod
+    def of_curvatures(cls, curvatures: Curvatures) -> Statistic:
+        """Returns the released score, of sums over all records."""
+        window = curvatures.window
+        slopes, variances = curvatures.slopes, curvatures.variances
+        every = np.arange(slopes.shape[1])
+        return cls(
+            LinearLikelihood.from_window(window, slopes, variances, every),
+            slopes.mean(axis=0),
+            window.simulation * variances.mean(axis=0),
+            window.score_sd**2 * np.eye(len(every)),
+        )
+
+
+def posterior_of(
+    scoring: Scoring,
+    curvatures: Curvatures,
+    whitening: np.ndarray,
+    statistic: Statistic | None = None,
+) -> Calibrated:
     """Returns the posterior from draws of the curvature.
 
     Args:
       scoring: The model, and the number of records.
       curvatures: The draws, and the window's released sums.
       whitening: W, shape [d, d].
+      statistic: What the sums say, if it is not what they say together.
 
     Raises:
       ValueError, np.linalg.LinAlgError: The releases give no posterior.
@@ -258,9 +300,8 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
     near_draws = without_far_draws(draws, coordinates.names)
     unit = near_draws.std(axis=0)
     to_phi = np.linalg.inv(whitening.T) * unit[index]
-    in_phi = LinearLikelihood.from_window(
-        window, curvatures.slopes, curvatures.variances, np.arange(len(index))
-    )
+    statistic = Statistic.of_curvatures(curvatures) if statistic is None else statistic
+    in_phi = statistic.likelihood
     likelihood = LinearLikelihood(
         index, to_phi.T @ in_phi.precisions @ to_phi, in_phi.linear @ to_phi
     )
@@ -279,14 +320,14 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
-        to_phi.T @ curvatures.slopes.mean(axis=0) @ to_phi,
-        window.simulation * to_phi.T @ curvatures.variances.mean(axis=0) @ to_phi,
-        window.score_sd**2 * to_phi.T @ to_phi,
+        to_phi.T @ statistic.slope @ to_phi,
+        to_phi.T @ statistic.data @ to_phi,
+        to_phi.T @ statistic.noise @ to_phi,
         scaled,
         index,
         log_prior,
     )
-    checks = _checks(scoring, curvatures, mixture, whitening, draws, generator)
+    checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, generator)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(
         mixture,
@@ -294,7 +335,7 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
         checks,
         window.num_steps,
         shares=mixtures.variance_shares(*spread),
-        halving=mixtures.halving_factors(*spread),
+        halving=mixtures.halving_factors(*spread) if statistic.halves else None,
         log_scales=True,
     )
 
@@ -304,11 +345,12 @@ def _checks(
     curvatures: Curvatures,
     mixture: Mixture,
     whitening: np.ndarray,
-    draws: np.ndarray,
+    place: np.ndarray | None,
     generator: np.random.Generator,
 ) -> Checks:
     """Returns the checks, in whitened coordinates and of single parameters."""
     coordinates, index = scoring.pairing.coordinates, scoring.pairing.index
+    draws = scoring.prior_draws
     to_phi = np.linalg.inv(whitening.T)
     in_phi = Mixture(mixture.locs[:, index] @ to_phi.T, to_phi @ mixture.scales[:, index])
     checks = check_posterior(
@@ -331,7 +373,8 @@ def _checks(
         width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))
     except (*LIKELIHOOD_ERRORS, np.linalg.LinAlgError):
         width = unknown
-    at = in_phi.mean - curvatures.window.theta, in_phi.covariance
+    place = in_phi.mean if place is None else place
+    at = place - curvatures.window.theta, in_phi.covariance
     excess, z = curvatures.lack_of_fit.score(*at)
     ranks = math.nan
     if curvatures.ranks is not None:

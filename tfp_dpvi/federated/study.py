@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import json
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from tfp_dpvi.data import Schema, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
 from tfp_dpvi.federated.columns import Columns
+from tfp_dpvi.federated.effects import Local
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import StudyTerms
 from tfp_dpvi.federated.window import CannotCalibrateError, PublicPoint
@@ -73,6 +74,11 @@ class Study:
       public_inputs: Public or invented x like the hospitals' records, for the coordinates of these
         sums; the same at every hospital. None for inputs of the schema's centres and spreads, or
         standard ones.
+      local: Names of parameters that differ between hospitals, such as "b" or "w[0]": hospital
+        effects. Those of a hospital are normal about the shared value on the real line, with a
+        standard deviation that is learned; its prior is half-normal with the scale given by name,
+        by default the prior's standard deviation of the parameter. They are of the calibrated
+        posterior alone, which is computed after the last phase: hospitals need not agree on them.
 
     Studies are compared by their terms, and a schema or an example lets them compare what the
     likelihood computes. Without one they compare its source text.
@@ -84,6 +90,7 @@ class Study:
         If not, a factor stands for it that the server refines, see `refine_prior`.
       point: The sums of the last phase, or None without one.
       not_calibrated: Why there is no last phase; empty if there is one.
+      local: The coordinates that differ between hospitals, or None.
 
     Raises:
       TypeError: The optimizer is no DP-Keras optimizer, or one for groups of records.
@@ -127,6 +134,7 @@ class Study:
         example: tuple[Structure, Structure | None] | None = None,
         calibrated: bool | None = None,
         public_inputs: Structure | None = None,
+        local: Mapping[str, float | None] | Sequence[str] | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
@@ -172,6 +180,7 @@ class Study:
         self.example = example
         self._public_inputs = public_inputs
         self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
+        self.local = self._local(local)
         self.terms = StudyTerms(
             name,
             factor,
@@ -216,6 +225,21 @@ class Study:
         if inputs is None and self.columns is not None:
             inputs = self.columns.public_inputs(_NUM_INPUTS)
         return PublicPoint(self.bayesian_model, self.coordinates, example, inputs)
+
+    def _local(self, local: Mapping[str, float | None] | Sequence[str] | None) -> Local | None:
+        """Returns the coordinates that differ between hospitals, or None."""
+        if local is None:
+            return None
+        if self.point is None:
+            raise ValueError(
+                f"local={check.shown(local)} needs the last phase: {self.not_calibrated}."
+            )
+        if isinstance(local, str):
+            raise TypeError(f"local={local!a:.99} is a text: pass names, such as [{local!a:.99}].")
+        scales = local if isinstance(local, Mapping) else dict.fromkeys(local)
+        scoring = self.point.scoring
+        names = [scoring.pairing.coordinates.names[place] for place in scoring.pairing.index]
+        return Local.of_names(scales, names, 1.0 / np.sqrt(np.diag(scoring.prior.precision)))
 
     def _settings(self) -> dict[str, str]:
         """Returns the settings that hospitals must share, as texts."""
@@ -350,7 +374,7 @@ class Study:
         if released.place is None or not released.sums:
             raise ValueError("no hospital gave its sums yet: play the study to its end.")
         sums = dict(sorted(released.sums.items()))
-        return combine(self.point, released.place.mean, sums, weights=weights)
+        return combine(self.point, released.place.mean, sums, weights=weights, local=self.local)
 
     def posterior(self, factor: Factor) -> tfd.Distribution:
         """Returns a proper factor, such as `history.posterior`, as a TFP distribution.
