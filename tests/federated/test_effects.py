@@ -225,7 +225,7 @@ def test_a_study_finds_effects_and_without_them_says_that_hospitals_are_unlike(s
     drawn = posterior.draws(4000, seed=1)
     low, high = np.quantile(drawn.sds["b"], [0.05, 0.95])
     assert low < 0.4 < high
-    assert 0.1 < low
+    assert low > 0.1
     assert high < 0.9
     for place, name in enumerate(sums):
         assert abs(drawn.effects[name]["b"].mean() - effects[place]) < 0.45
@@ -260,7 +260,7 @@ def test_few_hospitals_and_other_differences_are_said(study):
 
 def test_hospitals_need_not_agree_on_effects():
     assert make_study(["b"]).terms.identity == make_study().terms.identity
-    with pytest.raises(ValueError, match="local='b'|is a text|needs the last phase"):
+    with pytest.raises(ValueError, match="needs the last phase"):
         make_study(["b"], example=None, calibrated=None)
     with pytest.raises(TypeError, match="is a text"):
         make_study("b")

@@ -93,7 +93,7 @@ class CentredFit:
             # Only their number is read.
             return zeros_like(records.x, num)
         if public_inputs is None and isinstance(records.x, UnitRows):
-            return _standard_persons(records.x, num)
+            return standard_persons(records.x, num)
         if public_inputs is None:
             generator = np.random.default_rng(0)
             return tf.nest.map_structure(
@@ -150,8 +150,16 @@ def _check_max_weight(records: Records) -> None:
         )
 
 
-def _standard_persons(x: UnitRows, num: int) -> UnitRows:
-    """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on."""
+def standard_persons(x: UnitRows, num: int) -> UnitRows:
+    """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on.
+
+    Args:
+      x: Persons, of which shapes and dtypes are read.
+      num: The number of persons.
+
+    Raises:
+      ValueError: The inputs are integers.
+    """
     generator = np.random.default_rng(0)
     rows = tf.nest.map_structure(lambda part: standard_inputs(part, num, generator), x.rows)
     most = x.mask.shape[1]

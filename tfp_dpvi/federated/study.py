@@ -79,6 +79,9 @@ class Study:
         standard deviation that is learned; its prior is half-normal with the scale given by name,
         by default the prior's standard deviation of the parameter. They are of the calibrated
         posterior alone, which is computed after the last phase: hospitals need not agree on them.
+      max_rows_per_unit: Protects persons with several rows instead of rows: the public largest
+        number of a person's rows that are used. Hospitals then pass `unit_ids`. Public inputs are
+        taken as persons of 1 to so many rows.
 
     Studies are compared by their terms, and a schema or an example lets them compare what the
     likelihood computes. Without one they compare its source text.
@@ -135,6 +138,7 @@ class Study:
         calibrated: bool | None = None,
         public_inputs: Structure | None = None,
         local: Mapping[str, float | None] | Sequence[str] | None = None,
+        max_rows_per_unit: int | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
@@ -179,6 +183,16 @@ class Study:
             example = self.columns.example()
         self.example = example
         self._public_inputs = public_inputs
+        self.max_rows_per_unit = (
+            None
+            if max_rows_per_unit is None
+            else check.count("max_rows_per_unit", max_rows_per_unit, 1)
+        )
+        if max_rows_per_unit is not None and privacy == "messages":
+            raise ValueError(
+                "max_rows_per_unit with privacy='messages': its shards are of single records; pass "
+                "privacy='worker'."
+            )
         self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
         self.local = self._local(local)
         self.terms = StudyTerms(
@@ -224,7 +238,13 @@ class Study:
             )
         if inputs is None and self.columns is not None:
             inputs = self.columns.public_inputs(_NUM_INPUTS)
-        return PublicPoint(self.bayesian_model, self.coordinates, example, inputs)
+        return PublicPoint(
+            self.bayesian_model,
+            self.coordinates,
+            example,
+            inputs,
+            max_rows_per_unit=self.max_rows_per_unit,
+        )
 
     def _local(self, local: Mapping[str, float | None] | Sequence[str] | None) -> Local | None:
         """Returns the coordinates that differ between hospitals, or None."""
@@ -251,6 +271,8 @@ class Study:
             settings["outcome"] = self.columns.outcome
         if self._public_inputs is not None:
             settings["public_inputs"] = _digest_of(self._public_inputs)
+        if self.max_rows_per_unit is not None:
+            settings["max_rows_per_unit"] = str(self.max_rows_per_unit)
         if self.example is None:
             settings["code"] = _source(self.likelihood)
         return settings
