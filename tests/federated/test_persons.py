@@ -158,9 +158,9 @@ def test_what_does_not_fit_is_refused(study, refiner, in_study, in_hospital, say
     assert str(caught.value).count("\n") <= 1
 
 
-def test_studies_agree_on_the_unit():
+def test_studies_agree_on_the_unit(study):
     with pytest.raises(dpvi.federated.MessageError, match="max_rows_per_unit"):
-        make_study().terms.check_same(make_study(max_rows_per_unit=2).terms.identity)
+        study.terms.check_same(make_study(max_rows_per_unit=2).terms.identity)
     with pytest.raises(ValueError, match="max_rows_per_unit=0"):
         make_study(max_rows_per_unit=0)
     with pytest.raises(ValueError, match="shards are of single records"):

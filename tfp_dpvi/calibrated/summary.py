@@ -46,7 +46,7 @@ class PosteriorSummary:
         """
         columns = dict(self.columns)
         if rows:
-            more = _statistics(np.stack(list(rows.values()), axis=1))
+            more = statistics_of(np.stack(list(rows.values()), axis=1))
             unknown = np.full(len(rows), np.nan)
             columns = {
                 name: np.concatenate([values, more.get(name, unknown)])
@@ -102,7 +102,7 @@ def summarise(
     parts = [part.numpy() for part in tf.nest.flatten(draws)]
     names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
     values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-    columns = _statistics(values)
+    columns = statistics_of(values)
     if calibrated is not None:
         # A simplex, for instance, has fewer coordinates than entries.
         is_same = coordinates.sizes == [part[0].size for part in parts]
@@ -114,8 +114,12 @@ def summarise(
     return PosteriorSummary(names, columns, checks, fitted)
 
 
-def _statistics(values: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns mean, standard deviation and quantiles of draws of shape [n, P]."""
+def statistics_of(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns mean, standard deviation and quantiles of each number, arrays of shape [P].
+
+    Args:
+      values: Draws of the numbers, shape [n, P].
+    """
     quantiles = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
     columns = {"mean": values.mean(axis=0), "sd": values.std(axis=0)}
     return {**columns, **dict(zip(("5%", "50%", "95%"), quantiles, strict=True))}

@@ -26,7 +26,7 @@ from tfp_dpvi.federated.window import PublicPoint, released_sums
 _LOG = logging.getLogger("tfp_dpvi")
 # p-values of the test for unlike records: above it weights are used, below the other it warns.
 _LIKE = 0.2
-_UNLIKE = 0.001
+_UNLIKE = 0.01
 _NUM_DRAWS = 4000
 # Standard deviations over sqrt(d) by which a score that is not linear may move the posterior.
 _MOST_BEND = 0.5

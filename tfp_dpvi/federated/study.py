@@ -8,7 +8,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from tfp_dpvi.calibrated.posterior import FAILURES
 from tfp_dpvi.data import Schema, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
-from tfp_dpvi.federated.columns import Columns
+from tfp_dpvi.federated.columns import Columns, Rows
 from tfp_dpvi.federated.effects import Local
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import StudyTerms
@@ -34,6 +34,27 @@ _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
 _NUM_INPUTS = 512  # Of a schema.
 _EXAMPLES = 4  # Records at which likelihoods are compared.
+
+
+class StudyColumns(Protocol):
+    """Turns hospitals' tables into the arrays of a study, see `Columns`."""
+
+    @property
+    def schema(self) -> Schema:
+        """The public columns."""
+
+    @property
+    def outcome(self) -> str | None:
+        """The name of the column that is y."""
+
+    def arrays(self, x: Structure, y: Structure | None) -> Rows:
+        """Returns x and y of a hospital's records."""
+
+    def public_inputs(self, num: int) -> np.ndarray:
+        """Returns invented inputs."""
+
+    def example(self) -> Rows:
+        """Returns a few invented records."""
 
 
 class Study:
@@ -176,7 +197,7 @@ class Study:
         bound = optimizer.clip.finite_bound
         from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
         self.information = getattr(optimizer, "information", None) or from_clip
-        self.columns = None if schema is None else Columns(schema, outcome)
+        self.columns = None if schema is None else self._columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
         if self.columns is not None:
@@ -208,6 +229,10 @@ class Study:
             start_precision=0.0 if self.by_information else self.initial_stddev**-2,
             sums={} if self.point is None else self.point.shapes,
         )
+
+    def _columns(self, schema: Schema, outcome: str | None) -> StudyColumns:
+        """Returns what turns a hospital's table into the study's arrays."""
+        return Columns(schema, outcome)
 
     def _calibrate(self, calibrated: bool | None, privacy: str) -> tuple[PublicPoint | None, str]:
         """Returns the last phase where there is one, and else why there is none."""
