@@ -227,6 +227,17 @@ class Scoring:
         index = self.pairing.index[:, None]
         return tf.tensor_scatter_nd_update(self._rest, index, self.theta)
 
+    def vector_at(self, theta: np.ndarray) -> tf.Tensor:
+        """Returns all coordinates, shape [D], of those that the likelihood reads, shape [d]."""
+        vector = self._rest.numpy().copy()
+        vector[self.pairing.index] = theta
+        return tf.constant(vector, self.theta.dtype)
+
+    @property
+    def inputs(self) -> Structure:
+        """The public inputs, tensors of n rows."""
+        return self._x
+
     def set_inputs(self, x: Structure) -> None:
         """Sets the public inputs of later fits, arrays of n rows."""
         most = num_inputs(self.size)
@@ -714,10 +725,8 @@ class Scoring:
         return theta
 
     def _moments(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
-        vector = self._rest.numpy().copy()
-        vector[self.pairing.index] = theta
         sums = self._simulate(
-            tf.constant(vector, self.theta.dtype),
+            self.vector_at(theta),
             tf.constant(whitening, self.theta.dtype),
             self._x,
             tf.constant([0, 1], tf.int64),

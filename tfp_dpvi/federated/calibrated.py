@@ -15,6 +15,7 @@ from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.calibrated.centred_fit import Statistic, posterior_of
 from tfp_dpvi.calibrated.checks import MOST_BEND
 from tfp_dpvi.calibrated.mixture import exact_mixture
+from tfp_dpvi.calibrated.moved import MovedScores, secant
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.calibrated.whitening import Curvatures
@@ -35,6 +36,8 @@ _MOST_TURN = 0.5
 # Hospitals below which the effects' standard deviation is mostly its prior.
 _FEW = 3
 _NUM_PASSES = 2
+# In whitened coordinates: nearer, slopes hardly change.
+_NEAR = 0.05
 
 
 class Released(Protocol):
@@ -423,6 +426,7 @@ def _with_effects(
         variances=curvatures.variances.mean(axis=0, keepdims=True),
     )
     start = point.scoring.moments_at(theta, whitening).slope
+    moved = MovedScores(point.scoring, theta, whitening)
     precision = prior.whitened(whitening)
     linear = precision @ np.linalg.solve(whitening.T, prior.mean)
     own = np.zeros([len(sites), len(phi)])
@@ -431,7 +435,14 @@ def _with_effects(
         likelihoods = SiteLikelihoods.of_sites(sites, drawn, bends)
         return HospitalEffects(local, likelihoods, whitening, phi, prior)
 
-    # A hospital's scores have another slope at its own parameters than at the public point.
+    def secant_to(away: np.ndarray) -> np.ndarray:
+        # Half-way, the clip has moved along: the expected scores correct for that.
+        halfway = point.scoring.moments_at(theta + away @ whitening / 2.0, whitening).slope
+        if away @ away < _NEAR**2:
+            return halfway
+        return secant(halfway, moved(theta + away @ whitening), away)
+
+    # A hospital's scores have another slope on the way to its own parameters.
     for _ in range(_NUM_PASSES):
         generator = np.random.default_rng(0)
         effects = given(mean)
@@ -439,13 +450,7 @@ def _with_effects(
         shared = exact_mixture(draws.likelihood, precision, linear).locs
         moved = effects.sample(shared, draws, np.arange(len(shared)), generator).mean(axis=1)
         own = shared.mean(axis=0) + moved @ np.linalg.inv(whitening.T)[:, local.index].T
-        middles = theta + (own - phi) @ whitening / 2.0
-        bends = np.stack(
-            [
-                point.scoring.moments_at(middle, whitening).slope @ np.linalg.inv(start)
-                for middle in middles
-            ]
-        )
+        bends = np.stack([secant_to(away) for away in own - phi]) @ np.linalg.inv(start)
     turns = np.linalg.norm(bends - eye, ord=2, axis=(1, 2))
     found = Heterogeneity(*given(mean).misfit())
     effects = given(curvatures)

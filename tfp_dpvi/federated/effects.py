@@ -22,8 +22,10 @@ from tfp_dpvi.federated.sums import SiteSums
 MOST_LOCAL = 6
 """Local coordinates at most: their standard deviations are integrated over by weighted draws."""
 
-# Draws of tau from its prior, and as many near the first ones' weight.
-_NUM_DRAWS = 512
+# Binary logarithms of the number of draws of one effect's tau from its prior, and as many near the
+# first ones' weight; twice as many for each other effect.
+_LEAST_LOG_DRAWS = 7
+_MOST_LOG_DRAWS = 10
 # Numbers of all precisions at once.
 _MOST_NUMBERS = 2**23
 # Draws of tau for each draw of the curvature.
@@ -263,11 +265,13 @@ class HospitalEffects:
           num_kept: The number S for each.
         """
         scales = self._local.scales
-        num, size = _NUM_DRAWS, len(scales)
+        size = len(scales)
+        num = 2 ** min(_LEAST_LOG_DRAWS + size - 1, _MOST_LOG_DRAWS)
         uniform = stats.qmc.Sobol(size, seed=generator).random(num)
         first = scales * stats.halfnorm.ppf(np.clip(uniform, _TINY, 1.0 - _TINY))
         # Of several effects, few draws from the prior have weight: others are made near these.
-        weights = _normalized(self._log_densities(first).mean(axis=0)[None])[0]
+        logs_of_first = self._log_densities(first)
+        weights = _normalized(logs_of_first.mean(axis=0)[None])[0]
         logs = np.log(first)
         mean = weights @ logs
         spread = _WIDER * np.sqrt(weights @ (logs - mean) ** 2 + 1e-4)
@@ -279,7 +283,8 @@ class HospitalEffects:
         of_prior = np.sum(stats.halfnorm.logpdf(sds, scale=scales) + both, axis=1)
         of_near = np.sum(stats.norm.logpdf(both, mean, spread), axis=1)
         ratio = of_prior - np.logaddexp(of_prior, of_near)
-        weights = _normalized(self._log_densities(sds) + ratio)
+        found = np.concatenate([logs_of_first, self._log_densities(np.exp(near))], axis=1)
+        weights = _normalized(found + ratio)
         kept, picks, precisions, linear = [], [], [], []
         for draw, own in enumerate(weights):
             edges = np.cumsum(own)
