@@ -426,7 +426,7 @@ def _with_effects(
         variances=curvatures.variances.mean(axis=0, keepdims=True),
     )
     start = point.scoring.moments_at(theta, whitening).slope
-    moved = MovedScores(point.scoring, theta, whitening)
+    expected = MovedScores(point.scoring, theta, whitening)
     precision = prior.whitened(whitening)
     linear = precision @ np.linalg.solve(whitening.T, prior.mean)
     own = np.zeros([len(sites), len(phi)])
@@ -440,7 +440,7 @@ def _with_effects(
         halfway = point.scoring.moments_at(theta + away @ whitening / 2.0, whitening).slope
         if away @ away < _NEAR**2:
             return halfway
-        return secant(halfway, moved(theta + away @ whitening), away)
+        return secant(halfway, expected(theta + away @ whitening), away)
 
     # A hospital's scores have another slope on the way to its own parameters.
     for _ in range(_NUM_PASSES):
