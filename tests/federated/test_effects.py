@@ -101,9 +101,11 @@ def test_the_posterior_is_that_of_sums_over_a_grid():
 
 def test_without_spread_the_likelihoods_are_multiplied():
     _, _, whitened = likelihoods()
-    precisions, linear, _ = effects_of(whitened)._shared(np.full((1, 1), 1e-6), 0)
-    np.testing.assert_allclose(precisions[0], whitened.precisions[:, 0].sum(axis=0), rtol=1e-9)
-    np.testing.assert_allclose(linear[0], whitened.linear[:, 0].sum(axis=0), rtol=1e-9)
+    shared = effects_of(whitened)._shared(np.full((1, 1), 1e-6), 0)
+    np.testing.assert_allclose(
+        shared.precisions[0], whitened.precisions[:, 0].sum(axis=0), rtol=1e-9
+    )
+    np.testing.assert_allclose(shared.linear[0], whitened.linear[:, 0].sum(axis=0), rtol=1e-9)
 
 
 def test_several_effects_are_found_by_draws_near_them():

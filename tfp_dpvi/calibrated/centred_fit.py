@@ -249,7 +249,7 @@ def centred_posterior(
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """What releases say of the parameters: a score that is linear in them, with its noise.
+    """A released score that is linear in the parameters, with its noise.
 
     All is in whitened coordinates.
 

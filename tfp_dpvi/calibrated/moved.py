@@ -39,10 +39,10 @@ class MovedScores:
         self._density = function_of_model(self._log_densities)
         arguments = (scoring.vector_at(theta), tf.constant(whitening, self._dtype))
         found = function_of_model(self._scores)(*arguments)
-        self._x, self._outcomes, psi, weights = found
-        self._start = self._density(arguments[0], self._x, self._outcomes).numpy()
-        weights = weights.numpy().astype(np.float64)
-        self._weighted = psi.numpy() * weights[:, None] / max(weights.sum(), 1.0)
+        self._records = found[:2]
+        self._start = self._density(arguments[0], *self._records).numpy()
+        psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
+        self._weighted = psi * weights[:, None] / max(weights.sum(), 1.0)
         self._usable = np.isfinite(self._start) & (weights > 0.0)
 
     def __call__(self, truth: np.ndarray) -> np.ndarray:
@@ -51,7 +51,7 @@ class MovedScores:
         Args:
           truth: The coordinates that outcomes follow, shape [d].
         """
-        logs = self._density(self._scoring.vector_at(truth), self._x, self._outcomes).numpy()
+        logs = self._density(self._scoring.vector_at(truth), *self._records).numpy()
         usable = self._usable & np.isfinite(logs)
         logs = np.where(usable, logs - self._start, 0.0).astype(np.float64)
         # Those at the point have the mean 0.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy import stats
@@ -98,13 +98,33 @@ class StudyDraws:
     effects: Mapping[str, Mapping[str, np.ndarray]]
 
 
+class _Sampled(NamedTuple):
+    """Draws of coordinates [n, D], of the effects' sds [n, L], and of effects [M, n, L]."""
+
+    flat: np.ndarray
+    sds: np.ndarray
+    effects: np.ndarray
+
+
 @dataclasses.dataclass(frozen=True)
 class _Effects:
-    """The effects of a posterior: their distribution, and the draws of it that it is made of."""
+    """The effects of a posterior: their distribution, and the draws of it that it is made of.
+
+    Attributes:
+      given: The distribution of effects given the sums.
+      draws: Draws of their standard deviations.
+      whitening: W, shape [d, d].
+      statistic: What the sums say of the shared parameters.
+      heterogeneity: Whether hospitals are unlike beyond effects.
+      turns: By how much the slope of scores changes on the way to each hospital, shape [M].
+    """
 
     given: HospitalEffects
     draws: EffectDraws
     whitening: np.ndarray
+    statistic: Statistic
+    heterogeneity: Heterogeneity
+    turns: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,14 +214,15 @@ class StudyPosterior:
           num: The number n of draws.
           seed: Their seed.
         """
-        flat, sds, effects = self._sample(num, seed)
+        drawn = self._sample(num, seed)
         names = () if self.local is None else self.local.names
+        of_hospitals = zip(self.sums, drawn.effects, strict=True) if names else ()
         return StudyDraws(
-            self._constrained(flat),
-            {name: sds[:, place] for place, name in enumerate(names)},
+            self._constrained(drawn.flat),
+            {name: drawn.sds[:, place] for place, name in enumerate(names)},
             {
                 hospital: {name: own[:, place] for place, name in enumerate(names)}
-                for hospital, own in (zip(self.sums, effects, strict=True) if names else ())
+                for hospital, own in of_hospitals
             },
         )
 
@@ -222,26 +243,28 @@ class StudyPosterior:
           ValueError: It gave no sums.
         """
         check.one_of("hospital", hospital, tuple(self.sums))
-        flat, _, effects = self._sample(num, seed)
+        drawn = self._sample(num, seed)
         if self.local is not None:
             read = self._point.scoring.pairing.index
-            flat[:, read[self.local.index]] += effects[list(self.sums).index(hospital)]
-        return self._constrained(flat)
+            own = drawn.effects[list(self.sums).index(hospital)]
+            drawn.flat[:, read[self.local.index]] += own
+        return self._constrained(drawn.flat)
 
-    def _sample(self, num: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns draws of coordinates [n, D], of tau [n, L] and of effects [M, n, L]."""
+    def _sample(self, num: int, seed: int) -> _Sampled:
+        """Returns joint draws on the real line."""
         generator = np.random.default_rng(seed)
         mixture = self.calibrated.mixture
         picks = generator.integers(len(mixture.locs), size=num)
         flat = mixture.draws_of(picks, generator)
         if self._effects is None:
-            return flat, np.zeros([num, 0]), np.zeros([0, num, 0])
+            return _Sampled(flat, np.zeros([num, 0]), np.zeros([0, num, 0]))
         own = self._effects
         # Components and chains follow the draws of tau in their order.
         picks = picks % len(own.draws.sds)
         read = flat[:, self._point.scoring.pairing.index]
         phi = np.linalg.solve(own.whitening.T, read.T).T
-        return flat, own.draws.sds[picks], own.given.sample(phi, own.draws, picks, generator)
+        effects = own.given.sample(phi, own.draws, picks, generator)
+        return _Sampled(flat, own.draws.sds[picks], effects)
 
     def _constrained(self, flat: np.ndarray) -> Structure:
         """Returns draws of coordinates in the prior's structure."""
@@ -317,12 +340,11 @@ def combine(
             calibrated = posterior_of(point.scoring, curvatures, whitening)
             bend = _bend(point, calibrated, theta, whitening)
         else:
-            effects, statistic, found, turns = _with_effects(
-                point, sites, curvatures, (theta, whitening), local
-            )
-            calibrated = posterior_of(point.scoring, curvatures, whitening, statistic)
+            effects = _with_effects(point, sites, curvatures, (theta, whitening), local)
+            found = effects.heterogeneity
+            calibrated = posterior_of(point.scoring, curvatures, whitening, effects.statistic)
             bend = 0.0
-            faults += _far_hospitals(list(sums), turns)
+            faults += _far_hospitals(list(sums), effects.turns)
     except FAILURES as error:
         raise ValueError(f"the released sums give no posterior: {error}") from error
     if weights == "precision" and found.p_value < _LIKE:
@@ -406,8 +428,8 @@ def _with_effects(
     curvatures: Curvatures,
     place: tuple[np.ndarray, np.ndarray],
     local: Local,
-) -> tuple[_Effects, Statistic, Heterogeneity, np.ndarray]:
-    """Returns effects, what the sums say with these integrated over, Q, and turns, see above.
+) -> _Effects:
+    """Returns effects, and what the sums say of the shared parameters without them.
 
     Args:
       point: The study's sums and public inputs.
@@ -465,7 +487,7 @@ def _with_effects(
         place=records @ own / records.sum(),
         halves=False,
     )
-    return _Effects(effects, draws, whitening), statistic, found, turns
+    return _Effects(effects, draws, whitening, statistic, found, turns)
 
 
 def _curvatures(

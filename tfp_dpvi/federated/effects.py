@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -100,7 +101,7 @@ class Local:
 
 @dataclasses.dataclass(frozen=True)
 class SiteLikelihoods:
-    """Likelihoods of each hospital's own parameters, less the public point, in whitened coordinates.
+    """Likelihoods of hospitals' own parameters, less the public point, in whitened coordinates.
 
     There is one for each of M hospitals and K draws of the curvature: quadratic in phi.
 
@@ -175,6 +176,20 @@ class EffectDraws:
     noise: np.ndarray
 
 
+class _Shared(NamedTuple):
+    """Likelihoods with effects integrated over, for n values of tau, less the public point.
+
+    Attributes:
+      precisions: Shape [n, d, d].
+      linear: Precisions times means, shape [n, d].
+      log_density: Of the sums given tau, up to a constant, shape [n].
+    """
+
+    precisions: np.ndarray
+    linear: np.ndarray
+    log_density: np.ndarray
+
+
 class HospitalEffects:
     """The distribution of effects given hospitals' sums.
 
@@ -195,7 +210,8 @@ class HospitalEffects:
         phi: np.ndarray,
         prior: NormalPrior,
     ) -> None:
-        self._local, self._sites, self._phi = local, sites, phi
+        self._local, self._sites = local, sites
+        self._phi = phi
         # An effect's direction in whitened coordinates.
         self._reach = np.linalg.inv(whitening.T)[:, local.index]
         self._prior_precision = prior.whitened(whitening)
@@ -219,12 +235,8 @@ class HospitalEffects:
         inner = np.linalg.inv(np.eye(sds.shape[1]) + scaled)
         return sds[:, :, None] * inner * sds[:, None, :]
 
-    def _shared(self, sds: np.ndarray, draw: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns precisions [n, d, d], linear terms [n, d] and log densities [n] without effects.
-
-        The densities are those of the sums given tau and one draw of the curvature, up to a
-        constant.
-        """
+    def _shared(self, sds: np.ndarray, draw: int) -> _Shared:
+        """Returns likelihoods of the shared parameters for values of tau and one curvature."""
         covariances = self.covariances(sds, draw)
         rows, pull = self._rows[:, draw], self._pull[:, draw]
         precisions = self._sites.precisions[:, draw].sum(axis=0) - np.einsum(
@@ -239,7 +251,7 @@ class HospitalEffects:
         solved = np.linalg.solve(total, right[:, :, None])[:, :, 0]
         fit = np.einsum("mna,ma->n", moved, pull) + np.sum(right * solved, axis=1)
         log_density = (fit - occam - np.linalg.slogdet(total)[1]) / 2.0
-        return precisions, linear, log_density
+        return _Shared(precisions, linear, log_density)
 
     def _log_densities(self, sds: np.ndarray) -> np.ndarray:
         """Returns log densities of the sums for each draw of the curvature, shape [K, n]."""
@@ -249,7 +261,7 @@ class HospitalEffects:
             [
                 np.concatenate(
                     [
-                        self._shared(sds[first : first + at_once], draw)[2]
+                        self._shared(sds[first : first + at_once], draw).log_density
                         for first in range(0, len(sds), at_once)
                     ]
                 )
@@ -285,22 +297,16 @@ class HospitalEffects:
         ratio = of_prior - np.logaddexp(of_prior, of_near)
         found = np.concatenate([logs_of_first, self._log_densities(np.exp(near))], axis=1)
         weights = _normalized(found + ratio)
-        kept, picks, precisions, linear = [], [], [], []
-        for draw, own in enumerate(weights):
-            edges = np.cumsum(own)
+        kept = []
+        for own in weights:
             places = (np.arange(num_kept) + generator.uniform()) / num_kept
-            chosen = sds[np.minimum(np.searchsorted(edges, places), len(sds) - 1)]
-            precision, pulled, _ = self._shared(chosen, draw)
-            kept.append(chosen)
-            picks.append(np.full(num_kept, draw))
-            precisions.append(precision)
-            linear.append(pulled + precision @ self._phi)
-        likelihood = LinearLikelihood(
-            np.arange(len(self._phi)), np.concatenate(precisions), np.concatenate(linear)
-        )
-        return EffectDraws(
-            np.concatenate(kept), np.concatenate(picks), likelihood, self._noise(kept)
-        )
+            kept.append(sds[np.minimum(np.searchsorted(np.cumsum(own), places), len(sds) - 1)])
+        shared = [self._shared(chosen, draw) for draw, chosen in enumerate(kept)]
+        precisions = np.concatenate([part.precisions for part in shared])
+        linear = np.concatenate([part.linear for part in shared]) + precisions @ self._phi
+        picks = np.repeat(np.arange(len(kept)), num_kept)
+        likelihood = LinearLikelihood(np.arange(len(self._phi)), precisions, linear)
+        return EffectDraws(np.concatenate(kept), picks, likelihood, self._noise(kept))
 
     def _noise(self, kept: list[np.ndarray]) -> np.ndarray:
         """Returns the part of the shared precision that is the variance of privacy noise, [d, d].

@@ -159,14 +159,14 @@ class RegressionStudy(Study):
             **settings,
         )
 
-    def _columns(self, schema: Schema, outcome: str | None) -> FormulaColumns:
-        """See `Study`: here of design rows."""
+    def make_columns(self, schema: Schema, outcome: str | None) -> FormulaColumns:
+        """See `Study.make_columns`: here of design rows."""
         del schema, outcome
         return FormulaColumns(self.design, self.parts)
 
-    def _settings(self) -> dict[str, str]:
-        """See `Study`: hospitals agree on formula and family too."""
-        return {**super()._settings(), "formula": self._formula, "family": self.parts.family}
+    def agreed_settings(self) -> dict[str, str]:
+        """See `Study.agreed_settings`: hospitals agree on formula and family too."""
+        return {**super().agreed_settings(), "formula": self._formula, "family": self.parts.family}
 
     def _own_names(self, effects: list[str]) -> list[str]:
         """Returns the model's names of what differs between hospitals."""

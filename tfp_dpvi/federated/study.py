@@ -48,10 +48,19 @@ class StudyColumns(Protocol):
         """The name of the column that is y."""
 
     def arrays(self, x: Structure, y: Structure | None) -> Rows:
-        """Returns x and y of a hospital's records."""
+        """Returns x and y of a hospital's records.
+
+        Args:
+          x: A table, or what else the study takes.
+          y: Their outcomes; None if they are a column of x.
+        """
 
     def public_inputs(self, num: int) -> np.ndarray:
-        """Returns invented inputs."""
+        """Returns invented inputs.
+
+        Args:
+          num: The number of rows.
+        """
 
     def example(self) -> Rows:
         """Returns a few invented records."""
@@ -197,7 +206,7 @@ class Study:
         bound = optimizer.clip.finite_bound
         from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
         self.information = getattr(optimizer, "information", None) or from_clip
-        self.columns = None if schema is None else self._columns(schema, outcome)
+        self.columns = None if schema is None else self.make_columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
         if self.columns is not None:
@@ -222,7 +231,7 @@ class Study:
             local_steps,
             privacy,
             most_change,
-            settings=self._settings(),
+            settings=self.agreed_settings(),
             schema="" if schema is None else schema.to_json(),
             likelihood=() if example is None else self._values(factor, *example),
             clip=bound,
@@ -230,8 +239,13 @@ class Study:
             sums={} if self.point is None else self.point.shapes,
         )
 
-    def _columns(self, schema: Schema, outcome: str | None) -> StudyColumns:
-        """Returns what turns a hospital's table into the study's arrays."""
+    def make_columns(self, schema: Schema, outcome: str | None) -> StudyColumns:
+        """Returns what turns a hospital's table into the study's arrays.
+
+        Args:
+          schema: The public columns.
+          outcome: The name of the one that is y, or None.
+        """
         return Columns(schema, outcome)
 
     def _calibrate(self, calibrated: bool | None, privacy: str) -> tuple[PublicPoint | None, str]:
@@ -286,7 +300,7 @@ class Study:
         names = [scoring.pairing.coordinates.names[place] for place in scoring.pairing.index]
         return Local.of_names(scales, names, 1.0 / np.sqrt(np.diag(scoring.prior.precision)))
 
-    def _settings(self) -> dict[str, str]:
+    def agreed_settings(self) -> dict[str, str]:
         """Returns the settings that hospitals must share, as texts."""
         names = ("family", "clipping", "batch_size", "initial_stddev", "message_clip", "num_shards")
         settings = {name: str(getattr(self, name)) for name in names}
