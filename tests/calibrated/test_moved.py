@@ -33,11 +33,13 @@ def test_enumerated_outcomes_are_exact():
     v = x @ whitening.T
     cut = 1.0 / np.maximum(1.0, np.linalg.norm(v, axis=1) * np.maximum(before, 1.0 - before))
     wanted = ((after - before) * cut) @ v / len(x)
-    moved = MovedScores(scoring, START, whitening)
+    moved = MovedScores(scoring)
+    moved.start(START, whitening)
     np.testing.assert_allclose(moved(TRUTH), wanted, rtol=2e-4, atol=1e-6)
     np.testing.assert_allclose(moved(START), 0.0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_drawn_outcomes_are_weighted():
     """Numbers: the mean score of 60,000 records with the other parameters, both means over draws."""
 
@@ -45,7 +47,9 @@ def test_drawn_outcomes_are_weighted():
         return tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0)
 
     scoring, x, whitening = scoring_of(likelihood, np.array([0.0, 1.0], np.float32))
-    own = MovedScores(scoring, START, whitening)(TRUTH)
+    moved = MovedScores(scoring)
+    moved.start(START, whitening)
+    own = moved(TRUTH)
     rows = np.repeat(x, 200, axis=0)
     y = (rows @ TRUTH + np.random.default_rng(1).normal(size=len(rows))).astype("float32")
     place = Place(

@@ -255,14 +255,14 @@ def test_few_hospitals_and_other_differences_are_said(study):
     assert any("prior" in note for note in few.notes)
     assert np.quantile(few.draws().sds["b"], 0.95) > 0.8, "two hospitals leave the prior's width"
     whole = make_study({"w[0]": 0.3})
+    assert whole.terms.identity == study.terms.identity, "hospitals need not agree on effects"
     sums, mean = sums_of(whole, [0.6, -0.6, 0.5, -0.5])
     other = combine(whole.point, mean, sums, local=whole.local)
     assert any("unlike beyond w[0]" in note for note in other.notes)
 
 
-def test_hospitals_need_not_agree_on_effects(study):
-    assert study.terms.identity == make_study().terms.identity
+def test_effects_need_the_last_phase_and_names():
     with pytest.raises(ValueError, match="needs the last phase"):
         make_study(["b"], example=None, calibrated=None)
     with pytest.raises(TypeError, match="is a text"):
-        make_study("b")
+        make_study("b", example=None, calibrated=None)

@@ -59,7 +59,12 @@ def test_hospitals_give_tables_and_get_intercepts_of_their_own(study):
     ("formula", "family", "local"),
     [
         ("ill ~ age", "bernoulli", None),
-        ("pressure ~ age + (age | site)", "normal", ("coefficients[0]", "intercept")),
+        pytest.param(
+            "pressure ~ age + (age | site)",
+            "normal",
+            ("coefficients[0]", "intercept"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "p(visits, trials) ~ (0 + age | site) + age",
             "binomial",

@@ -129,14 +129,18 @@ def test_a_hospital_counts_persons_and_says_so(study, refiner):
     assert "number of rows were fixed before" in report
 
 
-def test_latents_of_persons_are_learned_from_persons_and_refused_from_rows():
+@pytest.mark.slow
+def test_latents_of_persons_are_learned_from_persons():
     own = make_study(intercepts)
     history = simulate(
         own, [hospital_of(own, Refiner(own))], schedule=Synchronous(rounds=1), verbose=0, seed=2
     )
     assert history.refused == []
     assert list(history.sums) == ["a"]
-    rows = make_study(intercepts, max_rows_per_unit=None)
+
+
+def test_latents_of_persons_are_refused_from_rows():
+    rows = make_study(intercepts, max_rows_per_unit=None, calibrated=False)
     x, y, _ = persons()
     with pytest.raises(ValueError, match="unit_ids is missing"):
         Hospital(rows, x, y, name="a", epsilon=1.0)

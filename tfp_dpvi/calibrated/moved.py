@@ -29,24 +29,31 @@ class MovedScores:
 
     Args:
       scoring: The model and its public inputs.
-      theta: The coordinates at which scores are taken, shape [d].
-      whitening: W, shape [d, d].
     """
 
-    def __init__(self, scoring: Scoring, theta: np.ndarray, whitening: np.ndarray) -> None:
+    def __init__(self, scoring: Scoring) -> None:
         self._scoring = scoring
-        self._dtype = scoring.theta.dtype
         self._density = function_of_model(self._log_densities)
-        arguments = (scoring.vector_at(theta), tf.constant(whitening, self._dtype))
-        found = function_of_model(self._scores)(*arguments)
+        self._score = function_of_model(self._scores)
+
+    def start(self, theta: np.ndarray, whitening: np.ndarray) -> None:
+        """Computes the scores at a point.
+
+        Args:
+          theta: The coordinates at which scores are taken, shape [d].
+          whitening: W, shape [d, d].
+        """
+        scoring = self._scoring
+        vector = scoring.vector_at(theta)
+        found = self._score(vector, tf.constant(whitening, scoring.theta.dtype))
         self._records = found[:2]
-        self._start = self._density(arguments[0], *self._records).numpy()
+        self._start = self._density(vector, *self._records).numpy()
         psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
         self._weighted = psi * weights[:, None] / max(weights.sum(), 1.0)
         self._usable = np.isfinite(self._start) & (weights > 0.0)
 
     def __call__(self, truth: np.ndarray) -> np.ndarray:
-        """Returns the mean centred score of a record, shape [d].
+        """Returns the mean centred score of a record at the last point, shape [d].
 
         Args:
           truth: The coordinates that outcomes follow, shape [d].

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from tfp_dpvi.federated.formula import RegressionStudy
     from tfp_dpvi.federated.hospital import Hospital
     from tfp_dpvi.federated.on_messages import MessageHospital
+    from tfp_dpvi.federated.rehearsal import rehearse_study
     from tfp_dpvi.federated.simulation import History, hospital_of, simulate
     from tfp_dpvi.federated.study import Study
 
 _LATER = {"Hospital": "hospital", "MessageHospital": "on_messages", "Study": "study"}
 _LATER |= {"StudyDraws": "calibrated", "StudyPosterior": "calibrated"}
-_LATER |= {"RegressionStudy": "formula"}
+_LATER |= {"RegressionStudy": "formula", "rehearse_study": "rehearsal"}
 _LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "guard",
     "hospital_of",
     "product",
+    "rehearse_study",
     "simulate",
     "write_status",
 ]

@@ -15,7 +15,7 @@ from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.calibrated.centred_fit import Statistic, posterior_of
 from tfp_dpvi.calibrated.checks import MOST_BEND
 from tfp_dpvi.calibrated.mixture import exact_mixture
-from tfp_dpvi.calibrated.moved import MovedScores, secant
+from tfp_dpvi.calibrated.moved import secant
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
 from tfp_dpvi.calibrated.whitening import Curvatures
@@ -387,8 +387,8 @@ def _on_hospitals(found: Heterogeneity, num: int, local: Local | None) -> list[s
         if found.p_value >= _UNLIKE:
             return []
         return [
-            f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that of "
-            "all records together. If hospitals differ by more than what their records are, its "
+            f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that "
+            "of all records together. If hospitals differ by more than what their records are, its "
             "intervals are too narrow for what they have in common: name the parameters that "
             "differ, such as the intercept, in Study(local=)"
         ]
@@ -448,7 +448,8 @@ def _with_effects(
         variances=curvatures.variances.mean(axis=0, keepdims=True),
     )
     start = point.scoring.moments_at(theta, whitening).slope
-    expected = MovedScores(point.scoring, theta, whitening)
+    expected = point.moved
+    expected.start(theta, whitening)
     precision = prior.whitened(whitening)
     linear = precision @ np.linalg.solve(whitening.T, prior.mean)
     own = np.zeros([len(sites), len(phi)])

@@ -289,12 +289,12 @@ class Study:
         """Returns the coordinates that differ between hospitals, or None."""
         if local is None:
             return None
+        if isinstance(local, str):
+            raise TypeError(f"local={local!a:.99} is a text: pass names, such as [{local!a:.99}].")
         if self.point is None:
             raise ValueError(
                 f"local={check.shown(local)} needs the last phase: {self.not_calibrated}."
             )
-        if isinstance(local, str):
-            raise TypeError(f"local={local!a:.99} is a text: pass names, such as [{local!a:.99}].")
         scales = local if isinstance(local, Mapping) else dict.fromkeys(local)
         scoring = self.point.scoring
         names = [scoring.pairing.coordinates.names[place] for place in scoring.pairing.index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.centred_fit import checked_inputs, standard_inputs, standard_persons
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
 from tfp_dpvi.calibrated.diagonal import num_inputs
+from tfp_dpvi.calibrated.moved import MovedScores
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
@@ -116,6 +118,11 @@ class PublicPoint:
         if "ranks" in joint:
             shapes["ranks"] = tuple(joint["ranks"])
         self.shapes: Shapes = shapes
+
+    @functools.cached_property
+    def moved(self) -> MovedScores:
+        """Expected scores at a point, of outcomes that follow other parameters."""
+        return MovedScores(self.scoring)
 
     def hold(self, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Fixes parameters and coordinates at a public point.
