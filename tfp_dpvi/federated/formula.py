@@ -99,7 +99,6 @@ class RegressionStudy(Study):
       missing: As of `dpvi.regression`.
       outside: As of `dpvi.regression`.
       constants: As of `dpvi.regression`.
-      l2_norm_clip: The clip of the rounds; None for the root of the number of coefficients.
       **settings: Other arguments of `Study`, such as its name.
 
     Attributes:
@@ -134,7 +133,6 @@ class RegressionStudy(Study):
         missing: str | None = None,
         outside: str = "refuse",
         constants: Mapping[str, Any] | None = None,
-        l2_norm_clip: float | None = None,
         **settings: Any,
     ) -> None:
         common, effects = _without_hospitals(formula, hospital)
@@ -150,11 +148,12 @@ class RegressionStudy(Study):
         self._formula = formula
         if effects:
             settings["local"] = self._own_names(effects)
-        clip = l2_norm_clip or math.sqrt(self.parts.num_coefficients)
+        # In scaled columns, about the length of a record's score.
+        optimizer = InformationOptimizer(math.sqrt(self.parts.num_coefficients))
         super().__init__(
             make_prior(**self.parts.prior),
             functools.partial(likelihood, **self.parts.likelihood),
-            InformationOptimizer(l2_norm_clip=clip),
+            optimizer,
             schema=self.design.schema,
             **settings,
         )

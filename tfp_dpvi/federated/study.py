@@ -173,17 +173,8 @@ class Study:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
         self.clipping = check.one_of("clipping", clipping, ("flat", "paired"))
-        if not isinstance(optimizer, DPOptimizer) or isinstance(optimizer, TermwiseOptimizer):
-            raise TypeError(
-                f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
-                "pass for instance DPKerasAdamOptimizer."
-            )
         self.by_information = isinstance(optimizer, InformationOptimizer)
-        if self.by_information and (self.full_rank or self.clipping == "paired"):
-            raise ValueError(
-                f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
-                "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
-            )
+        _check_optimizer(optimizer, family, clipping)
         self.bayesian_model = BayesianModel(prior, likelihood)
         self.prior, self.likelihood = prior, likelihood
         self.optimizer = optimizer
@@ -191,11 +182,7 @@ class Study:
         self.initial_stddev = check.positive("initial_stddev", initial_stddev)
         self.num_shards = check.count("num_shards", num_shards, 1)
         self.num_hospitals = check.count("num_hospitals", num_hospitals, 1)
-        if (message_clip is None) == (privacy == "messages"):
-            raise ValueError(
-                f"message_clip={check.shown(message_clip)} with privacy={privacy!r}: it goes with "
-                "'messages' alone; pass both."
-            )
+        _check_privacy(privacy, message_clip, max_rows_per_unit)
         self.message_clip = (
             None if message_clip is None else check.positive("message_clip", message_clip)
         )
@@ -218,11 +205,6 @@ class Study:
             if max_rows_per_unit is None
             else check.count("max_rows_per_unit", max_rows_per_unit, 1)
         )
-        if max_rows_per_unit is not None and privacy == "messages":
-            raise ValueError(
-                "max_rows_per_unit with privacy='messages': its shards are of single records; pass "
-                "privacy='worker'."
-            )
         self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
         self.local = self._local(local)
         self.terms = StudyTerms(
@@ -474,6 +456,35 @@ class Study:
           num_draws: Number of draws from the posterior.
         """
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
+
+
+def _check_optimizer(optimizer: check.Unchecked, family: str, clipping: str) -> None:
+    """Refuses an optimizer that no hospital can run, or not with this family and clip."""
+    if not isinstance(optimizer, DPOptimizer) or isinstance(optimizer, TermwiseOptimizer):
+        raise TypeError(
+            f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
+            "pass for instance DPKerasAdamOptimizer."
+        )
+    is_plain = family == "mean_field" and clipping == "flat"
+    if isinstance(optimizer, InformationOptimizer) and not is_plain:
+        raise ValueError(
+            f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
+            "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
+        )
+
+
+def _check_privacy(privacy: str, message_clip: float | None, most_rows: int | None) -> None:
+    """Refuses arguments that do not go with the place of the noise."""
+    if (message_clip is None) == (privacy == "messages"):
+        raise ValueError(
+            f"message_clip={check.shown(message_clip)} with privacy={privacy!r}: it goes with "
+            "'messages' alone; pass both."
+        )
+    if most_rows is not None and privacy == "messages":
+        raise ValueError(
+            "max_rows_per_unit with privacy='messages': its shards are of single records; pass "
+            "privacy='worker'."
+        )
 
 
 def _digest_of(structure: Structure) -> str:
