@@ -203,7 +203,7 @@ def make_hospitals(cell, seed, x, y, parts):
 
 
 def without_privacy(x, y, parts):
-    """Returns standard deviations of the slopes in a fit with an intercept for each hospital, in NumPy."""
+    """Returns slopes and their deviations in a fit with an intercept for each hospital, in NumPy."""
     dummies = np.zeros((len(x), len(parts)))
     for number, rows in enumerate(parts):
         dummies[rows, number] = 1.0
@@ -213,7 +213,16 @@ def without_privacy(x, y, parts):
         p = 1.0 / (1.0 + np.exp(-design @ beta))
         information = (design * (p * (1.0 - p))[:, None]).T @ design + 1e-2 * np.eye(len(beta))
         beta = beta + np.linalg.solve(information, design.T @ (y - p) - 1e-2 * beta)
-    return np.sqrt(np.diag(np.linalg.inv(information)))[: x.shape[1]]
+    sds = np.sqrt(np.diag(np.linalg.inv(information)))
+    return beta[: x.shape[1]], sds[: x.shape[1]]
+
+
+@functools.cache
+def not_private(cell, seed):
+    """Returns the coverage of the shared slopes in that fit."""
+    x, y, parts, truth, _ = with_effects(cell, seed)
+    slopes, sds = without_privacy(x, y, parts)
+    return float(np.mean(np.abs(slopes - truth[1:]) <= QUANTILE * sds))
 
 
 def inside(draws, truth):
@@ -240,7 +249,7 @@ def run_effects(cell, seed):
     pooled = plain.draws(DRAWS, seed=seed).parameters
     return {
         "coverage": float(np.mean(slopes)),
-        "width": float(np.mean(half / without_privacy(x, y, parts))),
+        "width": float(np.mean(half / without_privacy(x, y, parts)[1])),
         "intercept": float(inside(draws.parameters["b"], truth[0])[0][0]),
         "sd": float(inside(draws.sds["b"], cell.effects)[0][0]),
         "sd_interval": [round(float(end[0]), 3) for end in interval(draws.sds["b"][:, None])],
@@ -417,8 +426,11 @@ def main(arguments):
 
 
 def summary_of(cell, done):
-    rows = [row for (name, _), row in done.items() if name == cell.name]
-    return summary(rows) if len(rows) > 1 else {}
+    rows = {seed: row for (name, seed), row in done.items() if name == cell.name}
+    found = summary(list(rows.values())) if len(rows) > 1 else {}
+    if found and cell.effects is not None:
+        found["not_private"] = float(np.mean([not_private(cell, seed) for seed in rows]))
+    return found
 
 
 if __name__ == "__main__":
