@@ -45,3 +45,21 @@ def test_means_over_sets(tmp_path):
     assert found["found_unlike"] == 0.5
     study.draw([{"cell": "one", **found}], tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_cells_with_effects():
+    cell = study.Cell(3, "even", 600, effects=2.0)
+    x, y, parts, truth, effects = study.with_effects(cell, 0)
+    assert sorted(np.concatenate(parts)) == list(range(600))
+    assert len({len(part) for part in parts}) == 1
+    shares = [y[part].mean() for part in parts]
+    assert np.argmax(shares) == np.argmax(effects)
+    slopes, sds = study.without_privacy(x, y, parts)
+    assert (np.abs(slopes - truth[1:]) < 4.5 * sds).all()
+    names = ("coverage", "width", "intercept", "sd", "own", "pooled_coverage", "pooled_intercept")
+    row = dict.fromkeys((*names, "seconds", "combine_seconds"), 0.5)
+    row |= {"sd_interval": [0.1, 0.7], "warned": False, "p_unlike": 0.5, "pooled_p_unlike": 1e-9}
+    found = study.summary([row, {**row, "own": 1.0, "sd_interval": [0.3, 0.9]}])
+    assert found["own"] == 0.75
+    assert found["sd_median_interval"] == pytest.approx([0.2, 0.8])
+    assert (found["found_unlike"], found["pooled_found_unlike"]) == (0.0, 1.0)

@@ -6,6 +6,12 @@ from tfp_dpvi._tf import NotReparameterized, Structure, tf, tfd
 from tfp_dpvi.data import UnitRows
 from tfp_dpvi.local import UnitLatent
 
+PERSONS_ASSUME = (
+    "the posterior assumes that a person's covariates and number of rows were fixed before the "
+    "outcomes: an earlier outcome among the covariates biases it (the privacy is not affected)."
+)
+"""A caveat of posteriors of persons with several rows."""
+
 
 def flat_rows(x: UnitRows) -> Structure:
     """Returns the inputs of n persons' m rows as n m rows."""

@@ -21,6 +21,7 @@ from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.data import Records, UnitRows, make_records
+from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of, zeros_like
 from tfp_dpvi.training import Mechanism
 
@@ -92,31 +93,15 @@ class CentredFit:
             # Only their number is read.
             return zeros_like(records.x, num)
         if public_inputs is None and isinstance(records.x, UnitRows):
-            return _standard_persons(records.x, num)
+            return standard_persons(records.x, num)
         if public_inputs is None:
             generator = np.random.default_rng(0)
             return tf.nest.map_structure(
                 lambda part: standard_inputs(part, num, generator), records.x
             )
-        inputs = public_inputs
-        if not isinstance(inputs, UnitRows):
-            inputs = make_records(inputs, None, None, dtype=self._model.dtype, validate=True).x
-        wanted, got = (
-            tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
-            for each in (records.x, inputs)
+        return checked_inputs(
+            public_inputs, records.x, dtype=self._model.dtype, size=size, of="x has"
         )
-        if wanted != got:
-            raise ValueError(
-                f"public_inputs have the shapes and dtypes {got} of a record, and x has {wanted}: "
-                "pass public or invented records of the same columns."
-            )
-        given = len(tf.nest.flatten(inputs)[0])
-        if given < least_inputs(size):
-            raise ValueError(
-                f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
-                f"pass at least {least_inputs(size)}."
-            )
-        return inputs
 
     def begin(self) -> None:
         """Runs before a fit spends privacy.
@@ -179,8 +164,16 @@ def _check_max_weight(records: Records) -> None:
         )
 
 
-def _standard_persons(x: UnitRows, num: int) -> UnitRows:
-    """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on."""
+def standard_persons(x: UnitRows, num: int) -> UnitRows:
+    """Returns standard inputs of persons, of whom as many have 1 row as 2, and so on.
+
+    Args:
+      x: Persons, of which shapes and dtypes are read.
+      num: The number of persons.
+
+    Raises:
+      ValueError: The inputs are integers.
+    """
     generator = np.random.default_rng(0)
     rows = tf.nest.map_structure(lambda part: standard_inputs(part, num, generator), x.rows)
     most = x.mask.shape[1]
@@ -210,6 +203,43 @@ def standard_inputs(part: np.ndarray, num: int, generator: np.random.Generator) 
     )
 
 
+def checked_inputs(
+    public_inputs: Structure, like: Structure, *, dtype: np.dtype, size: int, of: str
+) -> Structure:
+    """Returns public inputs as arrays.
+
+    Args:
+      public_inputs: Arrays or a table of rows, or the `UnitRows` of persons.
+      like: Records, of which shapes and dtypes are read.
+      dtype: The model's float type.
+      size: The number d of parameters.
+      of: Whose shapes and dtypes these are, for messages.
+
+    Raises:
+      ValueError: They have other shapes or dtypes than records, or are too few.
+    """
+    inputs = public_inputs
+    if not isinstance(inputs, UnitRows):
+        inputs = by_column("public_inputs", inputs)
+        inputs = make_records(inputs, None, None, dtype=dtype, validate=True).x
+    wanted, got = (
+        tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
+        for each in (like, inputs)
+    )
+    if wanted != got:
+        raise ValueError(
+            f"public_inputs have the shapes and dtypes {got} of a record, and {of} {wanted}: "
+            "pass public or invented records of the same columns."
+        )
+    given = len(tf.nest.flatten(inputs)[0])
+    if given < least_inputs(size):
+        raise ValueError(
+            f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
+            f"pass at least {least_inputs(size)}."
+        )
+    return inputs
+
+
 def centred_posterior(
     scoring: Scoring, accumulated: dict[str, Structure], mechanism: Mechanism
 ) -> Calibrated:
@@ -231,13 +261,55 @@ def centred_posterior(
     return posterior_of(scoring, curvatures, whitening)
 
 
-def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray) -> Calibrated:
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A released score that is linear in the parameters, with its noise.
+
+    All is in whitened coordinates.
+
+    Attributes:
+      likelihood: The likelihood of the parameters, for each draw of the curvature.
+      slope: The mean slope, shape [d, d].
+      data: The score's variance without noise, shape [d, d].
+      noise: That of the noise, shape [d, d].
+      place: The parameters that the records have on average; None for the posterior's mean.
+      halves: Whether more records or epsilon narrow it as they narrow a single site's posterior.
+    """
+
+    likelihood: LinearLikelihood
+    slope: np.ndarray
+    data: np.ndarray
+    noise: np.ndarray
+    place: np.ndarray | None = None
+    halves: bool = True
+
+    @classmethod
+    def of_curvatures(cls, curvatures: Curvatures) -> Statistic:
+        """Returns the released score, of sums over all records."""
+        window = curvatures.window
+        slopes, variances = curvatures.slopes, curvatures.variances
+        every = np.arange(slopes.shape[1])
+        return cls(
+            LinearLikelihood.from_window(window, slopes, variances, every),
+            slopes.mean(axis=0),
+            window.simulation * variances.mean(axis=0),
+            window.score_sd**2 * np.eye(len(every)),
+        )
+
+
+def posterior_of(
+    scoring: Scoring,
+    curvatures: Curvatures,
+    whitening: np.ndarray,
+    statistic: Statistic | None = None,
+) -> Calibrated:
     """Returns the posterior from draws of the curvature.
 
     Args:
       scoring: The model, and the number of records.
       curvatures: The draws, and the window's released sums.
       whitening: W, shape [d, d].
+      statistic: What the sums say, if it is not what they say together.
 
     Raises:
       ValueError, np.linalg.LinAlgError: The releases give no posterior.
@@ -250,9 +322,8 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
     near_draws = without_far_draws(draws, coordinates.names)
     unit = near_draws.std(axis=0)
     to_phi = np.linalg.inv(whitening.T) * unit[index]
-    in_phi = LinearLikelihood.from_window(
-        window, curvatures.slopes, curvatures.variances, np.arange(len(index))
-    )
+    statistic = Statistic.of_curvatures(curvatures) if statistic is None else statistic
+    in_phi = statistic.likelihood
     likelihood = LinearLikelihood(
         index, to_phi.T @ in_phi.precisions @ to_phi, in_phi.linear @ to_phi
     )
@@ -271,14 +342,14 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
-        to_phi.T @ curvatures.slopes.mean(axis=0) @ to_phi,
-        window.simulation * to_phi.T @ curvatures.variances.mean(axis=0) @ to_phi,
-        window.score_sd**2 * to_phi.T @ to_phi,
+        to_phi.T @ statistic.slope @ to_phi,
+        to_phi.T @ statistic.data @ to_phi,
+        to_phi.T @ statistic.noise @ to_phi,
         scaled,
         index,
         log_prior,
     )
-    checks = _checks(scoring, curvatures, mixture, whitening, draws, generator)
+    checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, generator)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(
         mixture,
@@ -286,7 +357,7 @@ def posterior_of(scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray
         checks,
         window.num_steps,
         shares=mixtures.variance_shares(*spread),
-        halving=mixtures.halving_factors(*spread),
+        halving=mixtures.halving_factors(*spread) if statistic.halves else None,
         log_scales=True,
     )
 
@@ -296,11 +367,12 @@ def _checks(
     curvatures: Curvatures,
     mixture: Mixture,
     whitening: np.ndarray,
-    draws: np.ndarray,
+    place: np.ndarray | None,
     generator: np.random.Generator,
 ) -> Checks:
     """Returns the checks, in whitened coordinates and of single parameters."""
     coordinates, index = scoring.pairing.coordinates, scoring.pairing.index
+    draws = scoring.prior_draws
     to_phi = np.linalg.inv(whitening.T)
     in_phi = Mixture(mixture.locs[:, index] @ to_phi.T, to_phi @ mixture.scales[:, index])
     checks = check_posterior(
@@ -323,7 +395,8 @@ def _checks(
         width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))
     except (*LIKELIHOOD_ERRORS, np.linalg.LinAlgError):
         width = unknown
-    at = in_phi.mean - curvatures.window.theta, in_phi.covariance
+    place = in_phi.mean if place is None else place
+    at = place - curvatures.window.theta, in_phi.covariance
     excess, z = curvatures.lack_of_fit.score(*at)
     ranks = math.nan
     if curvatures.ranks is not None:

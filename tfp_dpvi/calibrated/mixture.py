@@ -198,7 +198,7 @@ def sampled_mixture(
       generator: The source of random numbers.
     """
     num = len(likelihood.precisions)
-    chains = np.tile(np.arange(num), _CHAINS_OF_EACH * 32 // num)
+    chains = np.tile(np.arange(num), max(1, _CHAINS_OF_EACH * 32 // num))
     precisions, linear = likelihood.precisions[chains], likelihood.linear[chains]
     index = likelihood.index
 

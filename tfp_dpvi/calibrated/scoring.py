@@ -229,6 +229,17 @@ class Scoring:
         index = self.pairing.index[:, None]
         return tf.tensor_scatter_nd_update(self._rest, index, self.theta)
 
+    def vector_at(self, theta: np.ndarray) -> tf.Tensor:
+        """Returns all coordinates, shape [D], of those that the likelihood reads, shape [d]."""
+        vector = self._rest.numpy().copy()
+        vector[self.pairing.index] = theta
+        return tf.constant(vector, self.theta.dtype)
+
+    @property
+    def inputs(self) -> Structure:
+        """The public inputs, tensors of n rows."""
+        return self._x
+
     def set_inputs(self, x: Structure) -> None:
         """Sets the public inputs of later fits, arrays of n rows."""
         most = num_inputs(self.size)
@@ -627,12 +638,33 @@ class Scoring:
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
-        away = np.linalg.solve(whitening.T, first.theta - second.theta)
         if trusted:
             simulated = self._moments(released.theta, whitening)
         else:
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
+        return self.seen_of(released, (first, second), simulated, whitening, trusted=trusted)
+
+    def seen_of(
+        self,
+        released: ReleasedSums,
+        halves: tuple[ReleasedSums, ReleasedSums],
+        simulated: SimulatedMoments,
+        whitening: np.ndarray,
+        *,
+        trusted: bool,
+    ) -> SeenCurvature:
+        """Returns what released sums say of the curvature.
+
+        Args:
+          released: The sums over all records.
+          halves: Those of each half of the steps.
+          simulated: Means at public inputs, in the same coordinates.
+          whitening: W, shape [d, d].
+          trusted: Whether the coordinates are those of public inputs.
+        """
+        first, second = halves
+        away = np.linalg.solve(whitening.T, first.theta - second.theta)
         return SeenCurvature(
             released,
             simulated,
@@ -643,7 +675,7 @@ class Scoring:
             ranking=self.ranking,
             trusted=trusted,
             halves=(first.score - second.score, away),
-            half_variance=sum(released.num_steps / side.num_steps for side in (first, second)),
+            half_variance=sum(released.num_steps / side.num_steps for side in halves),
             generator=np.random.default_rng(0),
             weighted=not self.scale.are_alike,
         )
@@ -674,10 +706,8 @@ class Scoring:
         return theta
 
     def _moments(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
-        vector = self._rest.numpy().copy()
-        vector[self.pairing.index] = theta
         sums = self._simulate(
-            tf.constant(vector, self.theta.dtype),
+            self.vector_at(theta),
             tf.constant(whitening, self.theta.dtype),
             self._x,
             tf.constant([0, 1], tf.int64),

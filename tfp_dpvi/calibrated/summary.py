@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -25,12 +26,35 @@ class PosteriorSummary:
         its sd: infinite where none would.
       checks: Diagnostics of the intervals; None if the posterior is the raw surrogate.
       fitted: Whether a fit is recorded.
+      sentences: What else to read before the intervals.
     """
 
     names: list[str]
     columns: dict[str, np.ndarray]
     checks: Checks | None
     fitted: bool = True
+    sentences: tuple[str, ...] = ()
+
+    def with_rows(
+        self, rows: Mapping[str, np.ndarray], sentences: tuple[str, ...]
+    ) -> PosteriorSummary:
+        """Returns the table with more numbers, and more to read.
+
+        Args:
+          rows: Draws of each number by its name, shape [n].
+          sentences: What to read before the intervals.
+        """
+        columns = dict(self.columns)
+        if rows:
+            more = statistics_of(np.stack(list(rows.values()), axis=1))
+            unknown = np.full(len(rows), np.nan)
+            columns = {
+                name: np.concatenate([values, more.get(name, unknown)])
+                for name, values in self.columns.items()
+            }
+        return dataclasses.replace(
+            self, names=[*self.names, *rows], columns=columns, sentences=sentences
+        )
 
     def __str__(self) -> str:
         width = max(len(name) for name in self.names)
@@ -60,6 +84,7 @@ class PosteriorSummary:
             )
             lines += [f"{note[0].upper()}{note[1:]}." for note in checks.notes]
             lines += [f"WARNING: {sentence}." for sentence in checks.warnings]
+        lines += [f"WARNING: {sentence}." for sentence in self.sentences]
         return "\n".join(lines)
 
 
@@ -77,9 +102,7 @@ def summarise(
     parts = [part.numpy() for part in tf.nest.flatten(draws)]
     names = entry_names(tf.nest.map_structure(lambda part: part[0], draws))
     values = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
-    quantiles = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
-    columns = {"mean": values.mean(axis=0), "sd": values.std(axis=0)}
-    columns.update(zip(("5%", "50%", "95%"), quantiles, strict=True))
+    columns = statistics_of(values)
     if calibrated is not None:
         # A simplex, for instance, has fewer coordinates than entries.
         is_same = coordinates.sizes == [part[0].size for part in parts]
@@ -89,3 +112,14 @@ def summarise(
             columns.update(zip(("N halves", "eps halves"), calibrated.halving.T, strict=True))
     checks = None if calibrated is None else calibrated.checks
     return PosteriorSummary(names, columns, checks, fitted)
+
+
+def statistics_of(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns mean, standard deviation and quantiles of each number, arrays of shape [P].
+
+    Args:
+      values: Draws of the numbers, shape [n, P].
+    """
+    quantiles = np.quantile(values, [0.05, 0.5, 0.95], axis=0)
+    columns = {"mean": values.mean(axis=0), "sd": values.std(axis=0)}
+    return {**columns, **dict(zip(("5%", "50%", "95%"), quantiles, strict=True))}

@@ -17,14 +17,17 @@ from tfp_dpvi.federated.status import write_status
 from tfp_dpvi.federated.sums import SiteSums
 
 if TYPE_CHECKING:
-    from tfp_dpvi.federated.calibrated import StudyPosterior
+    from tfp_dpvi.federated.calibrated import StudyDraws, StudyPosterior
+    from tfp_dpvi.federated.formula import RegressionStudy
     from tfp_dpvi.federated.hospital import Hospital
     from tfp_dpvi.federated.on_messages import MessageHospital
+    from tfp_dpvi.federated.rehearsal import rehearse_study
     from tfp_dpvi.federated.simulation import History, hospital_of, simulate
     from tfp_dpvi.federated.study import Study
 
 _LATER = {"Hospital": "hospital", "MessageHospital": "on_messages", "Study": "study"}
-_LATER |= {"StudyPosterior": "calibrated"}
+_LATER |= {"StudyDraws": "calibrated", "StudyPosterior": "calibrated"}
+_LATER |= {"RegressionStudy": "formula", "rehearse_study": "rehearsal"}
 _LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "Hospital",
     "MessageError",
     "MessageHospital",
+    "RegressionStudy",
     "Reply",
     "Round",
     "Schedule",
@@ -41,6 +45,7 @@ __all__ = [
     "Server",
     "SiteSums",
     "Study",
+    "StudyDraws",
     "StudyPosterior",
     "StudyTerms",
     "Synchronous",
@@ -48,6 +53,7 @@ __all__ = [
     "guard",
     "hospital_of",
     "product",
+    "rehearse_study",
     "simulate",
     "write_status",
 ]

@@ -15,6 +15,8 @@ from dp_accounting import DpEvent, NeighboringRelation
 from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import check_randomness
 from tfp_dpvi._tf import Structure
+from tfp_dpvi.bayes.units import PERSONS_ASSUME
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Reply, Task, need
 from tfp_dpvi.federated.refiner import Refiner
@@ -73,13 +75,17 @@ class Hospital:
       refiner: Shared by the hospitals of one process, which saves traces.
       last_reply: File that keeps the latest reply, which this hospital has paid for, so that it is
         repeated after a restart too. It holds nothing but what is sent anyway. None for memory.
+      unit_ids: The person of each row, as of `DPModel.fit`, where the study has
+        `max_rows_per_unit`: a record is then a person.
+      rows_beyond: "random" or "first": which rows of persons with more are used.
 
     Raises:
       TypeError, ValueError: An argument does not fit; nothing is spent.
 
     #### Formal guarantee
 
-    Let neighbouring data sets differ in one record of this hospital. Whatever a server or another
+    Let neighbouring data sets differ in one record of this hospital, with `unit_ids` in all rows of
+    one person. Whatever a server or another
     hospital sends, all replies together are (epsilon, delta)-differentially private, at epsilon of
     `spent`, at most the one given: each step is a Gaussian release of a clipped sum, charged before
     it runs, and tasks are functions of earlier replies (adaptive composition). No setting of
@@ -129,6 +135,8 @@ class Hospital:
         randomness: str | None = None,
         refiner: Refiner | None = None,
         last_reply: str | os.PathLike[str] | None = None,
+        unit_ids: Identifiers = None,
+        rows_beyond: str = "random",
     ) -> None:
         check_randomness(randomness, seed, "the hospital")
         self.study, self.name = study, check.text("name", name, "pass the hospital's name")
@@ -142,7 +150,15 @@ class Hospital:
         self.num_calibrations = 0
         refiner = Refiner(study) if refiner is None else refiner
         settings = ReleaseSettings(
-            study, refiner, self.epsilon, self.rounds, relation, seed, randomness
+            study,
+            refiner,
+            self.epsilon,
+            self.rounds,
+            relation,
+            seed,
+            randomness,
+            unit_ids,
+            rows_beyond,
         )
         self._release = self.make_release(settings, x, y, num_records)
         self.num_records = self._release.num_records
@@ -388,13 +404,18 @@ class Hospital:
 
     def privacy_report(self) -> PrivacyReport:
         """Returns the ledger's report, with the caveats of a study."""
+        caveats: tuple[str, ...] = (
+            CAVEATS if self._window is None else (*CAVEATS[:-1], CALIBRATED_CAVEAT)
+        )
+        if (self.study.max_rows_per_unit or 1) > 1:
+            caveats = (*caveats, PERSONS_ASSUME)
         return PrivacyReport.from_ledger(
             self.ledger,
             delta=self.delta,
             budget_epsilon=self.epsilon,
             num_records=self.num_records,
             seeded=self._seeded,
-            caveats=CAVEATS if self._window is None else (*CAVEATS[:-1], CALIBRATED_CAVEAT),
+            caveats=caveats,
         )
 
 
@@ -420,4 +441,5 @@ def _kind(plan: PrivacyPlan) -> tuple[object, ...]:
         plan.sensitivity,
         plan.accountant,
         plan.num_records,
+        plan.person,
     )

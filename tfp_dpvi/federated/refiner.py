@@ -20,10 +20,11 @@ from tfp_dpvi._tf import Structure, tf, tfd, tfp
 from tfp_dpvi.bayes import checks
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated.pairing import CannotPairError, Pairing
-from tfp_dpvi.data import ArrayData, Data, Records, make_records
+from tfp_dpvi.data import ArrayData, Data, Records, make_records, make_units
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.data.streaming import is_source
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.scoring import ScoringSteps
 from tfp_dpvi.federated.study import Study
@@ -172,6 +173,10 @@ class Refiner:
         y: Structure | None,
         num_records: int | None,
         weight: np.ndarray | None = None,
+        *,
+        unit_ids: Identifiers = None,
+        rows_beyond: str = "random",
+        seed: int | None = None,
     ) -> ArrayData:
         """Returns records, checked, with their sampler.
 
@@ -180,6 +185,9 @@ class Refiner:
           y: Their outcomes; None for a likelihood of whole records.
           num_records: The public number of records, which hides the exact one; None for n.
           weight: Weight of each record, shape [n]; by default 1.
+          unit_ids: The person of each row, in a study of persons.
+          rows_beyond: Which rows of persons with more are used, see `DPModel.fit`.
+          seed: That of their choice; None for the operating system's.
 
         Raises:
           TypeError: A part has no numbers.
@@ -196,7 +204,17 @@ class Refiner:
             )
         records = make_records(x, y, weight, dtype=model.dtype, validate=True)
         _check_like(records, self.study.example)
-        _check_records(model, records)
+        if (unit_ids is None) != (self.study.max_rows_per_unit is None):
+            raise ValueError(
+                "unit_ids is missing, the person of each row: the study protects persons."
+                if unit_ids is None
+                else "unit_ids: the study protects single rows; make it with max_rows_per_unit."
+            )
+        rows = records
+        if unit_ids is not None:
+            most = self.study.max_rows_per_unit
+            records = rows.by_person(make_units(unit_ids, rows.num, most, rows_beyond, seed=seed))
+        _check_records(model, rows, records)
         num_public = (
             records.num if num_records is None else check.count("num_records", num_records, 1)
         )
@@ -238,6 +256,7 @@ class Refiner:
             None if self.private else 0.0,
             neighboring_relation=relation,
             randomness=randomness or "",
+            person=data.records.person,
         )
 
     def _clipped_gradient(self, spec: StepSpec, records: Records) -> ClippedGradient:
@@ -398,15 +417,27 @@ def _refuse_noise(optimizer: DPOptimizer) -> None:
         ) from None
 
 
-def _check_records(model: BayesianModel, records: Records) -> None:
-    """Finds mistakes before privacy is spent, on the records' shapes and, last, on outcomes."""
+def _check_records(model: BayesianModel, rows: Records, records: Records) -> None:
+    """Finds mistakes before privacy is spent, on the records' shapes and, last, on outcomes.
+
+    Args:
+      model: Prior and likelihood.
+      rows: The rows.
+      records: The same, or the persons that they are of.
+    """
     if model.generative == (records.y is not None):
         takes = "(params), for whole records" if model.generative else "(params, x), for y"
         fix = "leave y out" if model.generative else "pass y"
         raise ValueError(f"y does not fit the study: its likelihood takes {takes}; {fix}.")
+    if model.generative and records.person is not None:
+        raise ValueError(
+            "unit_ids with a model of whole records: a person's rows are modelled by "
+            "likelihood(params, x); leave them and max_rows_per_unit out."
+        )
     checks.check_no_locals(model.prior, records)
+    checks.check_units(model, records)
     checks.check_likelihood(model, records)
-    checks.check_labels(model, records)
+    checks.check_labels(model, rows)
 
 
 def _check_like(records: Records, example: tuple[Structure, Structure | None] | None) -> None:

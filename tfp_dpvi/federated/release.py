@@ -8,6 +8,7 @@ from typing import Protocol
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi._tf import Structure
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.refiner import Refiner
@@ -27,6 +28,8 @@ class ReleaseSettings:
       relation: Its neighboring relation.
       seed: Makes its noise repeatable; None for the operating system's.
       randomness: None or "secure", for the local steps.
+      unit_ids: The person of each row, or None.
+      rows_beyond: Which rows of persons with more are used.
     """
 
     study: Study
@@ -36,6 +39,8 @@ class ReleaseSettings:
     relation: NeighboringRelation
     seed: int | None
     randomness: str | None
+    unit_ids: Identifiers = None
+    rows_beyond: str = "random"
 
 
 class LocalRelease(Protocol):
@@ -92,7 +97,14 @@ class StepRelease:
                 "or, without privacy, epsilon=None, l2_norm_clip=math.inf and noise_multiplier=0."
             )
         self._settings = settings
-        data = refiner.data(x, y, num_records)
+        data = refiner.data(
+            x,
+            y,
+            num_records,
+            unit_ids=settings.unit_ids,
+            rows_beyond=settings.rows_beyond,
+            seed=settings.seed,
+        )
         self.data = data
         self.num_records, self._tensors = data.num_records, data.tensors
         self.mechanism = refiner.mechanism(data, settings.relation, settings.randomness)

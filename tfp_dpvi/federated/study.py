@@ -7,8 +7,8 @@ import hashlib
 import inspect
 import json
 import textwrap
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from tfp_dpvi.calibrated.posterior import FAILURES
 from tfp_dpvi.data import Schema, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
-from tfp_dpvi.federated.columns import Columns
+from tfp_dpvi.federated.columns import Columns, Rows
+from tfp_dpvi.federated.effects import Local
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import StudyTerms
 from tfp_dpvi.federated.window import CannotCalibrateError, PublicPoint
@@ -33,6 +34,36 @@ _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
 _NUM_INPUTS = 512  # Of a schema.
 _EXAMPLES = 4  # Records at which likelihoods are compared.
+
+
+class StudyColumns(Protocol):
+    """Turns hospitals' tables into the arrays of a study, see `Columns`."""
+
+    @property
+    def schema(self) -> Schema:
+        """The public columns."""
+
+    @property
+    def outcome(self) -> str | None:
+        """The name of the column that is y."""
+
+    def arrays(self, x: Structure, y: Structure | None) -> Rows:
+        """Returns x and y of a hospital's records.
+
+        Args:
+          x: A table, or what else the study takes.
+          y: Their outcomes; None if they are a column of x.
+        """
+
+    def public_inputs(self, num: int) -> np.ndarray:
+        """Returns invented inputs.
+
+        Args:
+          num: The number of rows.
+        """
+
+    def example(self) -> Rows:
+        """Returns a few invented records."""
 
 
 class Study:
@@ -73,6 +104,14 @@ class Study:
       public_inputs: Public or invented x like the hospitals' records, for the coordinates of these
         sums; the same at every hospital. None for inputs of the schema's centres and spreads, or
         standard ones.
+      local: Names of parameters that differ between hospitals, such as "b" or "w[0]": hospital
+        effects. Those of a hospital are normal about the shared value on the real line, with a
+        standard deviation that is learned; its prior is half-normal with the scale given by name,
+        by default the prior's standard deviation of the parameter. They are of the calibrated
+        posterior alone, which is computed after the last phase: hospitals need not agree on them.
+      max_rows_per_unit: Protects persons with several rows instead of rows: the public largest
+        number of a person's rows that are used. Hospitals then pass `unit_ids`. Public inputs are
+        taken as persons of 1 to so many rows.
 
     Studies are compared by their terms, and a schema or an example lets them compare what the
     likelihood computes. Without one they compare its source text.
@@ -84,6 +123,7 @@ class Study:
         If not, a factor stands for it that the server refines, see `refine_prior`.
       point: The sums of the last phase, or None without one.
       not_calibrated: Why there is no last phase; empty if there is one.
+      local: The coordinates that differ between hospitals, or None.
 
     Raises:
       TypeError: The optimizer is no DP-Keras optimizer, or one for groups of records.
@@ -127,21 +167,14 @@ class Study:
         example: tuple[Structure, Structure | None] | None = None,
         calibrated: bool | None = None,
         public_inputs: Structure | None = None,
+        local: Mapping[str, float | None] | Sequence[str] | None = None,
+        max_rows_per_unit: int | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
         self.clipping = check.one_of("clipping", clipping, ("flat", "paired"))
-        if not isinstance(optimizer, DPOptimizer) or isinstance(optimizer, TermwiseOptimizer):
-            raise TypeError(
-                f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
-                "pass for instance DPKerasAdamOptimizer."
-            )
         self.by_information = isinstance(optimizer, InformationOptimizer)
-        if self.by_information and (self.full_rank or self.clipping == "paired"):
-            raise ValueError(
-                f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
-                "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
-            )
+        _check_optimizer(optimizer, family, clipping)
         self.bayesian_model = BayesianModel(prior, likelihood)
         self.prior, self.likelihood = prior, likelihood
         self.optimizer = optimizer
@@ -149,11 +182,7 @@ class Study:
         self.initial_stddev = check.positive("initial_stddev", initial_stddev)
         self.num_shards = check.count("num_shards", num_shards, 1)
         self.num_hospitals = check.count("num_hospitals", num_hospitals, 1)
-        if (message_clip is None) == (privacy == "messages"):
-            raise ValueError(
-                f"message_clip={check.shown(message_clip)} with privacy={privacy!r}: it goes with "
-                "'messages' alone; pass both."
-            )
+        _check_privacy(privacy, message_clip, max_rows_per_unit)
         self.message_clip = (
             None if message_clip is None else check.positive("message_clip", message_clip)
         )
@@ -164,27 +193,42 @@ class Study:
         bound = optimizer.clip.finite_bound
         from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
         self.information = getattr(optimizer, "information", None) or from_clip
-        self.columns = None if schema is None else Columns(schema, outcome)
+        self.columns = None if schema is None else self.make_columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
         if self.columns is not None:
             example = self.columns.example()
         self.example = example
         self._public_inputs = public_inputs
+        self.max_rows_per_unit = (
+            None
+            if max_rows_per_unit is None
+            else check.count("max_rows_per_unit", max_rows_per_unit, 1)
+        )
         self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
+        self.local = self._local(local)
         self.terms = StudyTerms(
             name,
             factor,
             local_steps,
             privacy,
             most_change,
-            settings=self._settings(),
+            settings=self.agreed_settings(),
             schema="" if schema is None else schema.to_json(),
             likelihood=() if example is None else self._values(factor, *example),
             clip=bound,
             start_precision=0.0 if self.by_information else self.initial_stddev**-2,
             sums={} if self.point is None else self.point.shapes,
         )
+
+    def make_columns(self, schema: Schema, outcome: str | None) -> StudyColumns:
+        """Returns what turns a hospital's table into the study's arrays.
+
+        Args:
+          schema: The public columns.
+          outcome: The name of the one that is y, or None.
+        """
+        return Columns(schema, outcome)
 
     def _calibrate(self, calibrated: bool | None, privacy: str) -> tuple[PublicPoint | None, str]:
         """Returns the last phase where there is one, and else why there is none."""
@@ -215,9 +259,30 @@ class Study:
             )
         if inputs is None and self.columns is not None:
             inputs = self.columns.public_inputs(_NUM_INPUTS)
-        return PublicPoint(self.bayesian_model, self.coordinates, example, inputs)
+        return PublicPoint(
+            self.bayesian_model,
+            self.coordinates,
+            example,
+            inputs,
+            max_rows_per_unit=self.max_rows_per_unit,
+        )
 
-    def _settings(self) -> dict[str, str]:
+    def _local(self, local: Mapping[str, float | None] | Sequence[str] | None) -> Local | None:
+        """Returns the coordinates that differ between hospitals, or None."""
+        if local is None:
+            return None
+        if isinstance(local, str):
+            raise TypeError(f"local={local!a:.99} is a text: pass names, such as [{local!a:.99}].")
+        if self.point is None:
+            raise ValueError(
+                f"local={check.shown(local)} needs the last phase: {self.not_calibrated}."
+            )
+        scales = local if isinstance(local, Mapping) else dict.fromkeys(local)
+        scoring = self.point.scoring
+        names = [scoring.pairing.coordinates.names[place] for place in scoring.pairing.index]
+        return Local.of_names(scales, names, 1.0 / np.sqrt(np.diag(scoring.prior.precision)))
+
+    def agreed_settings(self) -> dict[str, str]:
         """Returns the settings that hospitals must share, as texts."""
         names = ("family", "clipping", "batch_size", "initial_stddev", "message_clip", "num_shards")
         settings = {name: str(getattr(self, name)) for name in names}
@@ -227,6 +292,8 @@ class Study:
             settings["outcome"] = self.columns.outcome
         if self._public_inputs is not None:
             settings["public_inputs"] = _digest_of(self._public_inputs)
+        if self.max_rows_per_unit is not None:
+            settings["max_rows_per_unit"] = str(self.max_rows_per_unit)
         if self.example is None:
             settings["code"] = _source(self.likelihood)
         return settings
@@ -350,7 +417,7 @@ class Study:
         if released.place is None or not released.sums:
             raise ValueError("no hospital gave its sums yet: play the study to its end.")
         sums = dict(sorted(released.sums.items()))
-        return combine(self.point, released.place.mean, sums, weights=weights)
+        return combine(self.point, released.place.mean, sums, weights=weights, local=self.local)
 
     def posterior(self, factor: Factor) -> tfd.Distribution:
         """Returns a proper factor, such as `history.posterior`, as a TFP distribution.
@@ -389,6 +456,35 @@ class Study:
           num_draws: Number of draws from the posterior.
         """
         return float(tf.reduce_mean(self.predictive(factor, x, num_draws=num_draws).log_prob(y)))
+
+
+def _check_optimizer(optimizer: check.Unchecked, family: str, clipping: str) -> None:
+    """Refuses an optimizer that no hospital can run, or not with this family and clip."""
+    if not isinstance(optimizer, DPOptimizer) or isinstance(optimizer, TermwiseOptimizer):
+        raise TypeError(
+            f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
+            "pass for instance DPKerasAdamOptimizer."
+        )
+    is_plain = family == "mean_field" and clipping == "flat"
+    if isinstance(optimizer, InformationOptimizer) and not is_plain:
+        raise ValueError(
+            f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
+            "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
+        )
+
+
+def _check_privacy(privacy: str, message_clip: float | None, most_rows: int | None) -> None:
+    """Refuses arguments that do not go with the place of the noise."""
+    if (message_clip is None) == (privacy == "messages"):
+        raise ValueError(
+            f"message_clip={check.shown(message_clip)} with privacy={privacy!r}: it goes with "
+            "'messages' alone; pass both."
+        )
+    if most_rows is not None and privacy == "messages":
+        raise ValueError(
+            "max_rows_per_unit with privacy='messages': its shards are of single records; pass "
+            "privacy='worker'."
+        )
 
 
 def _digest_of(structure: Structure) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 
 import numpy as np
@@ -13,14 +14,15 @@ from tfp_dpvi._keystream import SECURE, Keystream, Tapes
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
-from tfp_dpvi.calibrated.centred_fit import standard_inputs
+from tfp_dpvi.calibrated.centred_fit import checked_inputs, standard_inputs, standard_persons
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS
-from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
+from tfp_dpvi.calibrated.diagonal import num_inputs
+from tfp_dpvi.calibrated.moved import MovedScores
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import ReleasedSums
-from tfp_dpvi.data import ArrayData, make_records
+from tfp_dpvi.data import ArrayData, UnitRows, make_records, make_units
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.federated.messages import Task
@@ -61,6 +63,7 @@ class PublicPoint:
       coordinates: The study's coordinates.
       example: `(x, y)` of a few public or invented records.
       public_inputs: Public inputs like the hospitals', or None for standard ones.
+      max_rows_per_unit: The most rows of a person, if records are persons; else None.
 
     Attributes:
       scoring: Scores, coordinates and moments at the public inputs.
@@ -77,9 +80,14 @@ class PublicPoint:
         coordinates: Coordinates,
         example: tuple[Structure, Structure | None],
         public_inputs: Structure | None,
+        *,
+        max_rows_per_unit: int | None = None,
     ) -> None:
         x, y = (by_column(name, part) for name, part in zip("xy", example, strict=True))
         records = make_records(x, y, None, dtype=model.dtype, validate=True)
+        if max_rows_per_unit is not None:
+            alone = make_units(np.arange(records.num), records.num, max_rows_per_unit, "first")
+            records = records.by_person(alone)
         try:
             pairing = Pairing(model, records, log_scales=True)
         except CannotPairError as reason:
@@ -91,6 +99,8 @@ class PublicPoint:
         # Of whole records only the number is read.
         inputs = zeros_like(records.x, num_inputs(size))
         if not model.generative:
+            if public_inputs is not None and max_rows_per_unit is not None:
+                public_inputs = _as_persons(public_inputs, model.dtype, max_rows_per_unit)
             inputs = _inputs_like(records.x, public_inputs, model.dtype, size)
         self.scoring = Scoring(pairing, inputs, may_widen=False)
         if not self.scoring.is_informed():
@@ -108,6 +118,11 @@ class PublicPoint:
         if "ranks" in joint:
             shapes["ranks"] = tuple(joint["ranks"])
         self.shapes: Shapes = shapes
+
+    @functools.cached_property
+    def moved(self) -> MovedScores:
+        """Expected scores at a point, of outcomes that follow other parameters."""
+        return MovedScores(self.scoring)
 
     def hold(self, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Fixes parameters and coordinates at a public point.
@@ -132,29 +147,23 @@ def _inputs_like(
     if public_inputs is None:
         generator = np.random.default_rng(0)
         try:
+            if isinstance(x, UnitRows):
+                return standard_persons(x, num)
             return tf.nest.map_structure(lambda part: standard_inputs(part, num, generator), x)
         except ValueError:
             raise CannotCalibrateError(
                 "x has integers, whose values are not known before: pass public_inputs"
             ) from None
-    inputs = make_records(
-        by_column("public_inputs", public_inputs), None, None, dtype=dtype, validate=True
-    ).x
-    wanted, got = (
-        tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
-        for each in (x, inputs)
-    )
-    if wanted != got:
-        raise ValueError(
-            f"public_inputs have the shapes and dtypes {got} of a record, and the example {wanted}."
-        )
-    given = len(tf.nest.flatten(inputs)[0])
-    if given < least_inputs(size):
-        raise ValueError(
-            f"public_inputs: {given} rows do not show how {size} parameters are correlated: "
-            f"pass at least {least_inputs(size)}."
-        )
-    return inputs
+    return checked_inputs(public_inputs, x, dtype=dtype, size=size, of="the example")
+
+
+def _as_persons(public_inputs: Structure, dtype: np.dtype, most: int) -> Structure:
+    """Returns rows as persons, of whom as many have 1 row as 2, up to the most."""
+    inputs = by_column("public_inputs", public_inputs)
+    rows = make_records(inputs, None, None, dtype=dtype, validate=True)
+    cycle = np.repeat(np.arange(most), np.arange(1, most + 1))
+    numbers = np.resize(cycle, rows.num) + most * (np.arange(rows.num) // len(cycle))
+    return rows.by_person(make_units(numbers, rows.num, most, "first")).x
 
 
 class WindowSteps:
@@ -201,6 +210,7 @@ class WindowSteps:
             num,
             neighboring_relation=relation,
             randomness=randomness or "",
+            person=data.records.person,
         )
 
     def trace(self, mechanism: Mechanism, tensors: dict[str, tf.Tensor]) -> None:
@@ -235,7 +245,7 @@ class WindowSteps:
           seed: The hospital's; None for a key from the operating system.
         """
         with self._lock:
-            theta, whitening = self._point.hold(mean)
+            _, whitening = self._point.hold(mean)
             first = self._num_steps
             self._num_steps += NUM_RELEASES
             state = initial_state(mechanism, first, NUM_RELEASES)
@@ -256,17 +266,15 @@ class WindowSteps:
             name: tf.nest.map_structure(np.asarray, part)
             for name, part in zip(names, state.accumulated, strict=True)
         }
-        return _site_sums(accumulated, mechanism, theta, whitening)
+        return _site_sums(accumulated, mechanism, whitening)
 
 
 def _site_sums(
     accumulated: dict[str, Structure],
     mechanism: Mechanism,
-    theta: np.ndarray,
     whitening: np.ndarray,
 ) -> SiteSums:
     """Returns the mean released sums of both halves."""
-    del theta
     blocks = np.arange(NUM_RELEASES) * NUM_BLOCKS // NUM_RELEASES
     cut = NUM_RELEASES // 2
     first, second = (

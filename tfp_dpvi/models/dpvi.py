@@ -26,6 +26,7 @@ from tfp_dpvi.bayes.predictive import (
     over_draws_of_step,
     posterior_draws,
 )
+from tfp_dpvi.bayes.units import PERSONS_ASSUME
 from tfp_dpvi.calibrated.centred_fit import LEAST_STEPS, NUM_STEPS, CentredFit
 from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
@@ -56,10 +57,6 @@ _ALL = 2**62
 # To price a private mean of log densities, in nats: their range when clipped, and the mean's error.
 _LOO_RANGE = 10.0
 _LOO_ERROR = 0.05
-_PERSONS_ASSUME = (
-    "the posterior assumes that a person's covariates and number of rows were fixed before the "
-    "outcomes: an earlier outcome among the covariates biases it (the privacy is not affected)."
-)
 
 
 @register_keras_serializable("tfp_dpvi", "DPVI")
@@ -720,7 +717,7 @@ class DPVI(base.DPModel):
         """See `DPModel`."""
         plan = self.privacy_plan
         persons = plan is not None and plan.person is not None and plan.person.max_rows > 1
-        return (*((_PERSONS_ASSUME,) if persons else ()), *self._caveats_of_posterior())
+        return (*((PERSONS_ASSUME,) if persons else ()), *self._caveats_of_posterior())
 
     def _caveats_of_posterior(self) -> tuple[str, ...]:
         calibrated = self._calibrated()

@@ -1,0 +1,120 @@
+"""Expected scores at one point for outcomes that follow other parameters, at public inputs.
+
+Scores are not linear: what those at a public point are expected to be, for the records of a site
+whose parameters are others, is what their slope says on the way there alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Structure, function_of_model, tf
+from tfp_dpvi.bayes.model import as_event
+from tfp_dpvi.calibrated.scores import Place, model_scores, possible_values
+from tfp_dpvi.calibrated.scoring import NUM_TWINS, Scoring
+from tfp_dpvi.calibrated.twins import simulate_twins
+
+# Outcomes of all public inputs, where they are simulated.
+_NUM_OUTCOMES = 2**16
+# Of a logarithm of a ratio of densities.
+_MOST_LOG = 20.0
+
+
+class MovedScores:
+    """Centred scores of possible outcomes at public inputs, at one point.
+
+    Outcomes of few values are enumerated, and others are drawn at the point and weighted by the
+    ratio of their densities.
+
+    Args:
+      scoring: The model and its public inputs.
+    """
+
+    def __init__(self, scoring: Scoring) -> None:
+        self._scoring = scoring
+        self._density = function_of_model(self._log_densities)
+        self._score = function_of_model(self._scores)
+
+    def start(self, theta: np.ndarray, whitening: np.ndarray) -> None:
+        """Computes the scores at a point.
+
+        Args:
+          theta: The coordinates at which scores are taken, shape [d].
+          whitening: W, shape [d, d].
+        """
+        scoring = self._scoring
+        vector = scoring.vector_at(theta)
+        found = self._score(vector, tf.constant(whitening, scoring.theta.dtype))
+        self._records = found[:2]
+        self._start = self._density(vector, *self._records).numpy()
+        psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
+        self._weighted = psi * weights[:, None] / max(weights.sum(), 1.0)
+        self._usable = np.isfinite(self._start) & (weights > 0.0)
+
+    def __call__(self, truth: np.ndarray) -> np.ndarray:
+        """Returns the mean centred score of a record at the last point, shape [d].
+
+        Args:
+          truth: The coordinates that outcomes follow, shape [d].
+        """
+        logs = self._density(self._scoring.vector_at(truth), *self._records).numpy()
+        usable = self._usable & np.isfinite(logs)
+        logs = np.where(usable, logs - self._start, 0.0).astype(np.float64)
+        # Those at the point have the mean 0.
+        ratios = np.expm1(np.minimum(logs, _MOST_LOG))
+        mean: np.ndarray = ratios @ self._weighted
+        return mean
+
+    def _log_densities(self, vector: tf.Tensor, x: Structure, outcomes: Structure) -> tf.Tensor:
+        distribution = self._scoring.pairing.distribution(vector, x)
+        return distribution.log_prob(as_event(outcomes, distribution))
+
+    def _scores(
+        self, vector: tf.Tensor, whitening: tf.Tensor
+    ) -> tuple[Structure, Structure, tf.Tensor, tf.Tensor]:
+        """Returns inputs, outcomes, their centred scores [n, d] and weights [n], summing to 1 each.
+
+        Each public input is there once for each of its outcomes.
+        """
+        scoring, pairing = self._scoring, self._scoring.pairing
+        num = tf.nest.flatten(scoring.inputs)[0].shape[0]
+        distribution = pairing.distribution(vector, scoring.inputs)
+        values = None if pairing.generative else possible_values(distribution)
+        each = max(1, _NUM_OUTCOMES // num) if values is None else len(values)
+        x = tf.nest.map_structure(lambda part: tf.repeat(part, each, axis=0), scoring.inputs)
+        mask = tf.fill([num * each], True)
+        weights = tf.fill([num * each], tf.constant(1.0 / each, vector.dtype))
+        key = tf.constant([0, 2], tf.int64)
+        distribution = pairing.distribution(vector, x)
+        if values is None:
+            rows = {"x": x} if pairing.generative else {"x": x, "y": ()}
+            seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
+            outcomes, mask = simulate_twins(distribution, rows, seed)
+        else:
+            outcomes = tf.tile(tf.constant(values, distribution.dtype), [num])
+            weights = tf.exp(distribution.log_prob(outcomes))
+        scores = model_scores(
+            Place(pairing, vector, whitening),
+            {"x": outcomes} if pairing.generative else {"x": x, "y": outcomes},
+            mask,
+            key,
+            bound=scoring.clip.bound,
+            num_twins=scoring.num_twins or NUM_TWINS,
+            ranking=scoring.ranking,
+        )
+        kept = tf.where(scores.usable, weights, tf.zeros_like(weights))
+        return x, outcomes, scores.centred.psi, kept
+
+
+def secant(start: np.ndarray, expected: np.ndarray, away: np.ndarray) -> np.ndarray:
+    """Returns a slope like another one, which says what is expected along one direction.
+
+    Args:
+      start: The other slope, shape [d, d].
+      expected: The score at the end of the way, shape [d].
+      away: The way, shape [d].
+    """
+    lacking = expected - start @ away
+    changed: np.ndarray = start + np.outer(lacking, away) / float(away @ away)
+    return changed
