@@ -51,7 +51,8 @@ def missing(source, own):
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_scripts_import_only_what_exists(path):
+def test_scripts_import_only_what_exists(path, monkeypatch):
+    monkeypatch.syspath_prepend(str(path.parent))
     beside = {other.stem for other in path.parent.glob("*.py")}
     if "hospitals" in path.parts:
         pytest.importorskip("flwr")
