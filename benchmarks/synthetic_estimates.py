@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 import time
 import warnings
 from typing import Any
@@ -26,6 +27,9 @@ import numpy as np
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.data import Binary, Continuous, Integer, Schema
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "examples"))
+import data
 
 NUM_TABLES = 5
 EPSILON, DELTA = 1.0, 1e-5
@@ -94,7 +98,102 @@ def diabetes() -> tuple[dict[str, np.ndarray], Schema, int]:
     return table, schema, 10_000
 
 
-TABLES = {"fair": fair, "randhie": randhie, "diabetes": diabetes}
+def anes96() -> tuple[dict[str, np.ndarray], Schema, int]:
+    """The American election study of 1996 (statsmodels): of 944 persons, drawn 10,000 times."""
+    import statsmodels.api as sm
+
+    frame = sm.datasets.anes96.load_pandas().data
+    schema = Schema(
+        {
+            "PID": Integer(0, 6, bins=[1, 2, 3, 4, 5, 6]),
+            "age": Continuous(18.0, 95.0),
+            "educ": Integer(1, 7, bins=[2, 3, 4, 5, 6, 7]),
+            "income": Integer(1, 24),
+            "selfLR": Integer(1, 7, bins=[2, 3, 4, 5, 6, 7]),
+            "vote": Binary(),
+        }
+    )
+    table = {name: frame[name].to_numpy(int) for name in schema.names}
+    return {**table, "age": frame["age"].to_numpy(float)}, schema, 10_000
+
+
+def star98() -> tuple[dict[str, np.ndarray], Schema, int]:
+    """Californian school districts (statsmodels): of 303, drawn 10,000 times."""
+    import statsmodels.api as sm
+
+    frame = sm.datasets.star98.load_pandas().data
+    schema = Schema(
+        {
+            "LOWINC": Continuous(0.0, 100.0),
+            "PERBLACK": Continuous(0.0, 100.0),
+            "PERASIAN": Continuous(0.0, 100.0),
+            "AVYRSEXP": Continuous(5.0, 25.0),
+            "PTRATIO": Continuous(10.0, 30.0),
+            "PCTAF": Continuous(0.0, 100.0),
+        }
+    )
+    return {name: frame[name].to_numpy(float) for name in schema.names}, schema, 10_000
+
+
+def breast_cancer() -> tuple[dict[str, np.ndarray], Schema, int]:
+    """Nuclei of breast tumours (scikit-learn): of 569 patients, drawn 10,000 times."""
+    from sklearn.datasets import load_breast_cancer
+
+    frame = load_breast_cancer(as_frame=True).frame
+    schema = Schema(
+        {
+            "mean radius": Continuous(5.0, 30.0),
+            "mean texture": Continuous(5.0, 40.0),
+            "mean smoothness": Continuous(0.0, 0.2),
+            "mean concavity": Continuous(0.0, 0.5),
+            "mean symmetry": Continuous(0.1, 0.4),
+            "target": Binary(),
+        }
+    )
+    table = {name: frame[name].to_numpy(float) for name in schema.names}
+    return {**table, "target": frame["target"].to_numpy(int)}, schema, 10_000
+
+
+def abalone() -> tuple[dict[str, np.ndarray], Schema, int]:
+    """4,177 abalones (UCI)."""
+    loaded = data.load_abalone()
+    columns = dict(zip(loaded.feature_names, loaded.x.T.astype(float), strict=True))
+    bounds = {"length": 1.0, "diameter": 1.0, "height": 0.5, "whole weight": 3.0}
+    schema = Schema(
+        {name: Continuous(0.0, most) for name, most in {**bounds, "shell weight": 1.5}.items()}
+    )
+    # One height of 1.13 is an error of the table.
+    table = {name: np.minimum(columns[name], 3.0) for name in schema.names}
+    return {**table, "height": np.minimum(table["height"], 0.5)}, schema, len(loaded.x)
+
+
+def adult() -> tuple[dict[str, np.ndarray], Schema, int]:
+    """Incomes of 32,561 persons (UCI)."""
+    loaded = data.load_adult()
+    x = dict(zip(loaded.feature_names, loaded.x[:32_561].T, strict=True))
+    schema = Schema(
+        {
+            "age": Integer(17, 90),
+            "education-num": Integer(1, 16),
+            "hours-per-week": Integer(1, 99),
+            "sex": Binary(),
+            "income": Binary(),
+        }
+    )
+    table = {name: x[name].astype(int) for name in schema.names if name != "income"}
+    return {**table, "income": loaded.y[:32_561].astype(int)}, schema, 32_561
+
+
+TABLES = {
+    "fair": fair,
+    "randhie": randhie,
+    "diabetes": diabetes,
+    "anes96": anes96,
+    "star98": star98,
+    "breast_cancer": breast_cancer,
+    "abalone": abalone,
+    "adult": adult,
+}
 REGRESSIONS = {
     "fair": [
         ("affairs", ["rate_marriage", "yrs_married", "religious"]),
@@ -111,11 +210,41 @@ REGRESSIONS = {
         ("target", ["age", "sex", "bmi", "bp", "s5"]),
         ("bp", ["age", "sex", "bmi"]),
     ],
+    "anes96": [
+        ("PID", ["selfLR", "age", "educ"]),
+        ("income", ["educ", "age", "PID"]),
+        ("vote", ["PID", "selfLR", "income", "educ"]),
+    ],
+    "star98": [
+        ("LOWINC", ["PERBLACK", "PERASIAN", "PTRATIO"]),
+        ("PTRATIO", ["AVYRSEXP", "PCTAF", "PERASIAN"]),
+        ("LOWINC", ["PERBLACK", "PERASIAN", "AVYRSEXP", "PTRATIO", "PCTAF"]),
+    ],
+    "breast_cancer": [
+        ("mean radius", ["mean texture", "mean smoothness", "mean concavity"]),
+        ("mean concavity", ["mean radius", "mean symmetry", "mean smoothness"]),
+        ("target", ["mean radius", "mean texture", "mean concavity", "mean symmetry"]),
+    ],
+    "abalone": [
+        ("shell weight", ["length", "height", "whole weight"]),
+        ("whole weight", ["length", "diameter", "height"]),
+        ("height", ["length", "diameter", "whole weight", "shell weight"]),
+    ],
+    "adult": [
+        ("hours-per-week", ["age", "education-num", "sex"]),
+        ("income", ["age", "education-num", "hours-per-week"]),
+        ("income", ["age", "education-num", "hours-per-week", "sex"]),
+    ],
 }
 OTHERS = {
     "fair": [("affairs", "rate_marriage"), ("age", "yrs_married")],
     "randhie": [("mdvis", "disea"), ("lncoins", "mdvis")],
     "diabetes": [("bmi", "target"), ("age", "bp")],
+    "anes96": [("PID", "selfLR"), ("age", "income")],
+    "star98": [("LOWINC", "PERBLACK"), ("PTRATIO", "AVYRSEXP")],
+    "breast_cancer": [("mean radius", "mean concavity"), ("mean texture", "mean symmetry")],
+    "abalone": [("length", "shell weight"), ("height", "diameter")],
+    "adult": [("age", "hours-per-week"), ("education-num", "income")],
 }
 
 
