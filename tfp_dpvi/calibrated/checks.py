@@ -16,7 +16,7 @@ from tfp_dpvi.calibrated.window import Window
 
 MOST_DISTANCE = 1.3
 MOST_BEND = 1.0
-MOST_MISMATCH = 0.4
+MOST_MISMATCH = 0.15
 # The probability that any test warns although all is well, at most: Holm's over all that apply.
 FALSE_ALARMS = 0.03
 # The paired clip's only test.
