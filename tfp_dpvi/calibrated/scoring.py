@@ -189,6 +189,7 @@ class Scoring:
         self._slope = Slope(square, 1.0)
         self._unlike: np.ndarray | None = None
         self._num_seen = 0
+        self._has_searched = False
         self._seen: dict[str, np.ndarray] | None = None
         self._search = Search(self._is_scale, math.inf)
         self._caution = Caution()
