@@ -338,3 +338,14 @@ def test_a_chain_that_overflows_where_it_starts_stays_there():
     assert (end[0] == start[0]).all()
     assert np.linalg.norm(end[1]) < 4.0
     assert (end[1] != start[1]).all()
+
+
+def test_degrees_behind_a_fall_of_the_evidence_are_found():
+    """One strong direction: the evidence falls on the way from the most degrees to the fewest, which have most."""
+    direction = np.array([1.0, -0.5, 0.7])
+    released = 100.0 * (0.5 * np.eye(SIZE) + 200.0 * np.outer(direction, direction))
+    prior = CurvaturePrior(100.0 * np.eye(SIZE), (2.0, 6.0, 24.0, 96.0), 0.5)
+    seen = window(noisy(released, 200.0, np.random.default_rng(0)), 200.0)
+    logs = [lib._Bartlett(seen, prior, degrees).log_evidence() for degrees in prior.degrees]
+    assert logs[2] < logs[3] - 30.0 < logs[0] - 30.0, "or nothing is behind a fall"
+    assert lib.NoisyCurvature(seen, prior).evidence[0] > 0.99

@@ -262,3 +262,18 @@ def test_rows_are_tried_under_a_vague_prior_whose_draws_overflow(mixes):
         found = pytest.raises(CannotPairError, match="depends on other records")
     with found:
         Pairing(BayesianModel(prior, counts), records, log_scales=True)
+
+
+def test_rows_are_tried_where_their_densities_say_something():
+    """Under a vague prior all rates may be 0, and no density shows on which records they depend."""
+
+    def counts(params, x):
+        rate = tf.exp(tf.linalg.matvec(x, params["w"]))
+        return tfd.Poisson(rate=rate * tf.nn.softmax(x[:, 0] * params["w"][1]))
+
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1e4), 2)})
+    records = make_records(
+        np.ones([4, 2], "float32"), np.ones(4, "float32"), None, dtype=np.float32, validate=False
+    )
+    with pytest.raises(CannotPairError):
+        Pairing(BayesianModel(prior, counts), records, log_scales=True)

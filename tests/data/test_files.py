@@ -142,6 +142,25 @@ def test_a_copy_is_kept_in_a_folder_and_used_again(parquet, tmp_path, monkeypatc
         _ = dpvi.data.Parquet(parquet, **arguments).x
 
 
+def test_a_copy_of_some_rows_is_not_used_for_others(parquet, tmp_path):
+    """A dataset that is filtered has the files of all rows, and so has one of some row groups."""
+    dataset = pytest.importorskip("pyarrow.dataset")
+    whole = dataset.dataset(parquet)
+    (file,) = whole.get_fragments()
+    groups = [
+        dataset.FileSystemDataset(
+            [file.subset(row_group_ids=[number])], whole.schema, whole.format, whole.filesystem
+        )
+        for number in range(2)
+    ]
+    labels = [whole.filter(dataset.field("y") == label) for label in range(2)]
+    for number, (kept, other) in enumerate((labels, groups, (whole, groups[0]))):
+        arguments = {"x": "a", "folder": tmp_path / f"copy{number}", "verbose": 0}
+        _ = dpvi.data.Parquet(kept, **arguments).x
+        with pytest.raises(ValueError, match="a copy of other records"):
+            _ = dpvi.data.Parquet(other, **arguments).x
+
+
 def test_a_temporary_copy_ends_with_its_object(parquet):
     source = dpvi.data.Parquet(parquet, x="a", verbose=0)
     folder = os.path.dirname(source.x.filename)

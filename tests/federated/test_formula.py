@@ -83,6 +83,9 @@ def test_formulas_name_what_differs(formula, family, local):
 def test_what_does_not_fit_is_refused(study):
     with pytest.raises(ValueError, match="no common effect"):
         RegressionStudy("ill ~ 1 + (age | hospital)", "bernoulli", SCHEMA)
+    for formula in ("ill ~ age + pressure + (1 | hospital)*age", "ill ~ age - (1 | hospital)"):
+        with pytest.raises(ValueError, match="effects of hospitals are added"):
+            RegressionStudy(formula, "bernoulli", SCHEMA)
     with pytest.raises(ValueError, match="leave y out"):
         study.columns.arrays(table(9, 0), np.zeros(9))
     with pytest.raises(ValueError, match="age"):

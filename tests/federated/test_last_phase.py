@@ -557,7 +557,7 @@ def like_hospitals(study, num_hospitals, generator, *, sds, records=2000, apart=
     """
     mean = np.zeros(2)
     theta, whitening = study.point.hold(mean)
-    moments = study.point.scoring._moments(theta, whitening)
+    moments = study.point.scoring.moments_at(theta, whitening)
     delta = shift * generator.normal(size=2) * np.sqrt(2.0 / records)
     sums = {}
     for number in range(num_hospitals):

@@ -208,6 +208,14 @@ def test_noise_that_drowns_the_signal_is_refused_with_the_figures(made):
         MessageHospital(hopeless, *records(), name="a", epsilon=1.0, rounds=10, refiner=refiner)
 
 
+def test_identifiers_of_persons_are_refused(made):
+    """Shards are of single rows: identifiers that are not used would promise what is not kept."""
+    study, refiner = made
+    given = {"name": "a", "epsilon": 1.0, "refiner": refiner, "unit_ids": np.zeros(20, int)}
+    with pytest.raises(ValueError, match="the study protects single rows"):
+        MessageHospital(study, *records(), **given)
+
+
 def test_local_steps_must_be_silent():
     study = make_study()
     study.optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0)

@@ -5,7 +5,7 @@ import pytest
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tfd
-from tfp_dpvi.federated import Study, Synchronous, rehearse_study
+from tfp_dpvi.federated import RegressionStudy, Study, Synchronous, rehearse_study
 
 
 def make_study(**settings):
@@ -53,6 +53,20 @@ def test_a_study_is_rehearsed(study):
     truths = [row["truth"][0] for row in found.rows[1800, 4.0]]
     assert np.ptp(truths) > 0.01, "what is not named is drawn"
     assert "sd of b" in str(found)
+
+
+@pytest.mark.slow  # As the one above.
+def test_a_regression_is_rehearsed_with_outcomes_beyond_its_bounds():
+    """Simulated records are the model's arrays, no table whose values the schema must allow."""
+    schema = {
+        "age": {"type": "continuous", "lower": 18.0, "upper": 90.0},
+        "pressure": {"type": "continuous", "lower": 60.0, "upper": 200.0},
+    }
+    study = RegressionStudy("pressure ~ age", "normal", schema, local_steps=2)
+    once = {"schedule": Synchronous(rounds=1), "num": 2, "verbose": 0}
+    found = rehearse_study(study, [(300, 4.0)], delta=1e-5, truth={"intercept": 5.0}, **once)
+    assert found.fixed == {"intercept": 5.0}
+    assert study.columns is not None, "the study is as it was"
 
 
 @pytest.mark.parametrize(

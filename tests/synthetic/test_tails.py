@@ -22,7 +22,7 @@ from tfp_dpvi.synthetic import (
     histograms,
 )
 from tfp_dpvi.synthetic.grouping import with_ends
-from tfp_dpvi.synthetic.tails import Tail, inverse_survival, survival
+from tfp_dpvi.synthetic.tails import Tail, falling_rate, inverse_survival, survival
 
 # Of two columns at N 20,000 and epsilon 1: of the histograms, and of the counts of pairs.
 COARSE, FINE = 33.4, 6.8
@@ -125,6 +125,12 @@ def test_bins_of_a_log_scale(column):
         Continuous(-1, 1, scale="log")
     with pytest.raises(ValueError, match="scale="):
         Continuous(0, 1, scale="lg")
+
+
+def test_a_level_as_dense_as_its_neighbour_does_not_fall():
+    """A quotient and its product, 7 / 0.3 * 0.3, may be above 7: a fit failed after it had spent."""
+    assert falling_rate(7.0, np.nextafter(7.0, 8.0)) == 0.0
+    assert falling_rate(7.0, 7.7) == pytest.approx(0.195, abs=0.01)
 
 
 def test_light_ends_on_both_sides_heaps_and_top_codes():

@@ -15,8 +15,6 @@ from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
 NUM_DRAWS = 32
 # Of HMC.
 _NUM_STEPS = 16
-# The log evidence below the best from which fewer degrees are not tried.
-_HOPELESS = 30.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,13 +146,7 @@ class NoisyCurvature:
         num = len(self._prior.degrees)
         if num == 1 or self._window.matrix_sd == 0.0:
             return np.full(num, 1.0 / num)
-        logs = np.full(num, -math.inf)
-        # The evidence has one mode: what lies behind its fall is not searched, where modes are far.
-        for number in reversed(range(num)):
-            logs[number] = self._densities[number].log_evidence()
-            if logs[number] < logs.max() - _HOPELESS:
-                break
-        return special.softmax(logs)
+        return special.softmax([density.log_evidence() for density in self._densities])
 
     def matrices(self, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M, for each number of degrees as many as its probability asks for.

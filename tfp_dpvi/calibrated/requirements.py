@@ -67,29 +67,40 @@ def check_rows(model: BayesianModel, coordinates: Coordinates, records: Records)
     """
     generator = np.random.default_rng(0)
     x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
-    if not any(_rows_are_apart(_trials(model, _parameters(coordinates, at)), x) for at in _SHARES):
+    found = False
+    for share in _SHARES:
+        seen = _rows_are_apart(_trials(model, _parameters(coordinates, share)), x)
+        if seen:
+            return
+        found |= seen is not None
+    if not found:
         raise CannotPairError(
             "the likelihood has no finite draws at synthetic inputs, to check its rows"
         )
 
 
-def _rows_are_apart(trials: Trials, x: Structure) -> bool:
-    """Checks rows at some parameters; returns whether there is something to draw.
+def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
+    """Checks rows at some parameters.
 
     Args:
       trials: See `_trials`.
       x: Synthetic inputs.
+
+    Returns:
+      Whether a row depends on its own inputs, and so would show it if it did on others'; None if
+      there is nothing to draw.
 
     Raises:
       CannotPairError: A row depends on another one.
     """
     generator = np.random.default_rng(0)
     draw, is_alone = trials
+    seen = False
     for number, start in enumerate((x, _numbered(x))):
         before = draw(start)
         if not _can_be_used(before):
             # The numbers of rows may be no categories.
-            return number > 0
+            return seen if number else None
         if not is_alone(start, before):
             raise CannotPairError("the density of one record depends on other records of the batch")
         for row in range(_NUM_TRIED):
@@ -97,14 +108,15 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool:
             for legal, moved in _moves(start, row, generator):
                 after = draw(moved)
                 if after is None and legal:
-                    return False
+                    return None
+                seen |= legal and not _same_rows(before, after or before, ~others)
                 if after is not None and not _same_rows(before, after, others):
                     raise CannotPairError(
                         "the twin of one record depends on other records of the batch"
                     )
         if all(part.dtype.kind == "f" for part in tf.nest.flatten(x)):
-            return True
-    return True
+            break
+    return seen
 
 
 def _parameters(coordinates: Coordinates, share: float) -> Structure:

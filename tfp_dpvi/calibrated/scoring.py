@@ -189,6 +189,7 @@ class Scoring:
         self._slope = Slope(square, 1.0)
         self._unlike: np.ndarray | None = None
         self._num_seen = 0
+        self._has_searched = False
         self._seen: dict[str, np.ndarray] | None = None
         self._search = Search(self._is_scale, math.inf)
         self._caution = Caution()
@@ -413,15 +414,6 @@ class Scoring:
         self._gain.assign(np.zeros([self.size, self.size]))
         return self._coordinates.whitening
 
-    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
-        """Returns the moments at public inputs.
-
-        Args:
-          theta: The coordinates that the likelihood reads, shape [d].
-          whitening: W, shape [d, d].
-        """
-        return self._moments(theta, whitening)
-
     def restart(self) -> None:
         """Forgets the coordinates of earlier fits, whose rounding the next one would have."""
         self._coordinates = self._first_coordinates
@@ -433,7 +425,7 @@ class Scoring:
         """
         if not np.isfinite(self._theta()).all():
             self.theta.assign(self._start)
-        information = self._moments(self._theta(), self._coordinates.whitening).information
+        information = self.moments_at(self._theta(), self._coordinates.whitening).information
         return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
 
     def _set_scale(self, scale: WeightScale) -> None:
@@ -452,7 +444,7 @@ class Scoring:
             return
         released = ReleasedWeights.of_blocks(accumulated, mechanism, np.arange(NUM_BLOCKS))
         if released is not None:
-            lengths = self._moments(self._theta(), self._coordinates.whitening).lengths
+            lengths = self.moments_at(self._theta(), self._coordinates.whitening).lengths
             self._set_scale(WeightScale.of_released(released, lengths))
 
     def _widen_clip(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
@@ -478,14 +470,14 @@ class Scoring:
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
         theta = self._theta()
-        information = self._moments(theta, self._coordinates.whitening).information
+        information = self.moments_at(theta, self._coordinates.whitening).information
         whitening = whitening_of(information + self._prior_per_record(), self._order)
         if self._unlike is not None:
             prior = self.prior.whitened(whitening) / self.num_records
             whitening = whitening_of(self._unlike + prior, np.arange(self.size)) @ whitening
         self._use(whitening, trusted=self._unlike is None)
         if self._unlike is None:
-            moments = self._moments(theta, whitening)
+            moments = self.moments_at(theta, whitening)
             information = symmetric(whitening @ moments.information @ whitening.T)
         else:
             moments = self._moments_alike(theta)
@@ -639,7 +631,7 @@ class Scoring:
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
         if trusted:
-            simulated = self._moments(released.theta, whitening)
+            simulated = self.moments_at(released.theta, whitening)
         else:
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
@@ -705,7 +697,13 @@ class Scoring:
         theta: np.ndarray = self.theta.numpy().astype(np.float64)
         return theta
 
-    def _moments(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+        """Returns the moments at public inputs.
+
+        Args:
+          theta: The coordinates that the likelihood reads, shape [d].
+          whitening: W, shape [d, d].
+        """
         sums = self._simulate(
             self.vector_at(theta),
             tf.constant(whitening, self.theta.dtype),
@@ -758,14 +756,14 @@ class Scoring:
           trace: The capped matrix's trace for one record, to which the coordinates' unit is made to
             fit; None for the unit in which the information's trace is 1.
         """
-        information = self._moments(theta, self._coordinates.whitening).information
+        information = self.moments_at(theta, self._coordinates.whitening).information
         whitening = whitening_of(information + self._prior_per_record(), self._order)
         if trace is None:
-            return self._moments(theta, whitening)
+            return self.moments_at(theta, whitening)
         low, high = -_MOST_LOG_LENGTH, _MOST_LOG_LENGTH
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2.0
-            moments = self._moments(theta, math.exp(middle) * whitening)
+            moments = self.moments_at(theta, math.exp(middle) * whitening)
             is_short = float(np.trace(moments.matrix)) < trace
             low, high = (middle, high) if is_short else (low, middle)
         return moments

@@ -277,7 +277,7 @@ class Parquet(FileRecords):
       sample_weight: The column of weights, or None.
       dtype: The float type of matrices and of columns of floats; single columns of integers keep
         theirs.
-      folder: As for `FileRecords`.
+      folder: As for `FileRecords`, except that a copy of filtered rows is not used again.
       verbose: As for `FileRecords`.
 
     ```python
@@ -363,10 +363,15 @@ class Parquet(FileRecords):
         return int(self._dataset.count_rows())
 
     def _source(self) -> object:
-        files = getattr(self._dataset, "files", None)
+        fragments = self._fragments()
+        files = [getattr(part, "path", "") for part in fragments]
         if not files or not all(map(os.path.exists, files)):
             return None
-        marks = [[os.path.abspath(file), *_mark(file)] for file in files]
+        groups = [[each.id for each in getattr(part, "row_groups", ())] for part in fragments]
+        marks = [
+            [os.path.abspath(file), *_mark(file), of_file]
+            for file, of_file in zip(files, groups, strict=True)
+        ]
         return {"files": marks, "columns": self._columns, "dtype": self._dtype}
 
     def _batches(self) -> Iterator[_Batch]:
@@ -377,12 +382,18 @@ class Parquet(FileRecords):
         for arrays in self._scanned(columns, size):
             yield {name: self._rows(part, arrays) for name, part in self._columns.items()}
 
+    def _fragments(self) -> list[Any]:
+        """Returns the files, or the parts of them that are read; none if rows are filtered."""
+        try:
+            return list(self._dataset.get_fragments())
+        except ValueError:
+            return []
+
     def _scanned(self, columns: list[str], size: int) -> Iterator[dict[str, np.ndarray]]:
         """Yields columns, a row group after another: of a whole file Arrow would read far ahead."""
         settings = {"columns": columns, "batch_size": size, "batch_readahead": 1}
-        try:
-            fragments = list(self._dataset.get_fragments())
-        except ValueError:  # Rows are filtered.
+        fragments = self._fragments()
+        if not fragments:
             scans: Iterator = iter([self._dataset.to_batches(**settings)])
         else:
             splits = (getattr(part, "split_by_row_group", lambda p=part: [p]) for part in fragments)

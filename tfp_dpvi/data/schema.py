@@ -26,8 +26,10 @@ from tfp_dpvi.data.columns import (
 from tfp_dpvi.data.dates import Date
 
 TableData: TypeAlias = Any
-Described: TypeAlias = "Schema | Mapping[str, Any]"
 """A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays."""
+
+Described: TypeAlias = "Schema | Mapping[str, Any]"
+"""A schema, or what `Schema.from_dict` takes."""
 
 
 @dataclasses.dataclass(frozen=True)

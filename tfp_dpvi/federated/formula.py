@@ -6,7 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,6 @@ from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described
 from tfp_dpvi.regressions.result import Parts
-
-if TYPE_CHECKING:
-    pass
 
 _EXAMPLES = 4
 _SEED = 7
@@ -178,9 +175,11 @@ class RegressionStudy(Study):
                 names.append(intercept)
                 continue
             if effect not in self.design.terms:
+                common = ", ".join(self.design.terms) or "none"
                 raise ValueError(
                     f"formula lets {effect!a:.99} differ between hospitals, which is no common "
-                    f"effect: add it, as in + {effect!s:.99}."
+                    f"effect (there are: {common!s:.200}):\n"
+                    "add it as a common effect too, and name one effect at a time."
                 )
             place = self.design.terms[effect]
             names += [f"coefficients[{number}]" for number in range(place.start, place.stop)]
@@ -232,6 +231,10 @@ def _without_hospitals(formula: str, hospital: str) -> tuple[str, list[str]]:
     check.text("formula", formula, "pass a formula, such as ill ~ age + (1 | hospital)")
     check.text("hospital", hospital, "pass what the formula calls hospitals")
     term = rf"\(([^()|]*)\|\s*`?{re.escape(hospital)}`?\s*\)"
+    if re.search(rf"[^+~\s]\s*{term}|{term}\s*[^-+\s]", formula):
+        raise ValueError(
+            f"formula={formula!a:.99}: effects of hospitals are added, as in + (1 | {hospital})."
+        )
     effects: list[str] = []
     for inner in re.findall(term, formula):
         parts = [part.strip() for part in inner.split("+") if part.strip()]

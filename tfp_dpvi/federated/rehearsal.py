@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -98,6 +99,9 @@ def rehearse_study(
     num = check.count("num", num, _LEAST_FITS)
     fits = _Studies(study, inputs, truth, effects or {}, level=check.probability("level", level))
     schedule = Synchronous() if schedule is None else schedule
+    # Simulated records are arrays of the model already, and outcomes may be beyond any bounds.
+    study = copy.copy(study)
+    study.columns = None
     refiner = Refiner(study)
     bar = keras.utils.Progbar(num, verbose=1 if verbose else 0, unit_name="study")
     rows = []

@@ -33,6 +33,9 @@ _CLEAR = 6.0
 # Relative to the bounds' distance, widths of levels of one real value count as so much.
 NARROW = 1e-9
 
+# By so much less than at its neighbour's density, a level's count says that its density falls.
+_LEAST_FALL = 1e-6
+
 # Relative to a level's width, the scale of a density that does not fall.
 _EVEN = 1e6
 
@@ -302,7 +305,8 @@ def falling_rate(count: float, most: float) -> float:
       count: The level's count, above 0.
       most: That at the neighbour's density.
     """
-    if count >= most:
+    # By so little, it is rounding.
+    if count >= (1.0 - _LEAST_FALL) * most:
         return 0.0
     return float(
         scipy.optimize.brentq(lambda x: -np.expm1(-x) / x - count / most, 1e-9, 2.0 * most / count)
