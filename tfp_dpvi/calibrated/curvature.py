@@ -69,8 +69,8 @@ class CurvaturePrior:
         with the moments of a Wishart matrix; a rank has less weight if the rest of the release
         exceeds its noise.
         """
-        if len(self.degrees) == 1:
-            return np.ones(1)
+        if len(self.degrees) == 1 or window.matrix_sd == 0.0:
+            return np.full(len(self.degrees), 1.0 / len(self.degrees))
         size, degrees = len(self.matrix), np.array(self.degrees)[:, None]
         noise, trace = window.matrix_sd**2, np.trace(self.matrix)
         released = np.trace(window.matrix), np.sum(window.matrix**2)
