@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +22,8 @@ _NEGLIGIBLE = 1e-3
 FEW = 4
 """Below so many levels, nothing says how densities fall."""
 
+# The noise of where records lie in joined levels, over the standard deviation of a falling density.
+_FAR_NOISE = 10.0
 # The standard error of the mean of an outermost level, relative to its standard deviation.
 _OF_END = 0.5
 
@@ -98,6 +101,8 @@ class LevelValues:
         low, high = _limits(inner.edges, owners, column.num_levels)
         single = high - low <= max(inner.step, tails.NARROW * (high[-1] - low[0]))
         outer = tails.ends_of(counts, deviation, low, high, single, ends)
+        means, variances = _uniform(inner, inner.edges[:-1], inner.edges[1:])
+        of_level = np.bincount(owners, shares * means)
         merged = np.arange(column.num_levels)
         for part in outer:
             merged[part.begin : part.stop] = part.begin
@@ -108,7 +113,6 @@ class LevelValues:
         counts = np.bincount(merged, counts)
         num = len(counts)
         low, high = _limits(inner.edges, cells, num)
-        means, variances = _uniform(inner, inner.edges[:-1], inner.edges[1:])
         squares = variances + means**2
         values = np.bincount(cells, shares * means)
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
@@ -119,7 +123,7 @@ class LevelValues:
             level = int(np.searchsorted(places, part.begin))
             outermost.add(level)
             if num > 1 and (part.is_faint or alone[level]):
-                values[level], within[level] = _falling(
+                falling = _falling(
                     max(counts[level], 1e-9),
                     tails.beside(counts, high - low, level, inner.step, part.is_upper),
                     float(low[level]),
@@ -127,6 +131,12 @@ class LevelValues:
                     inner.step,
                     part.is_upper,
                 )
+                # Counts of joined levels say where records lie, unless their noise is far larger than
+                # what a falling density leaves open.
+                away = of_level[part.begin : part.stop] - values[level]
+                noise = deviation * float(np.linalg.norm(away)) / max(counts[level], 1e-9)
+                if alone[level] or noise > _FAR_NOISE * math.sqrt(falling[1]):
+                    values[level], within[level] = falling
         shifts = [_slopes(counts, values, low, high, inner.step)]
         # Without inner levels, nothing says how densities fall.
         size = _OF_END if num >= FEW else 1.0
