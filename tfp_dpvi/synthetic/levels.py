@@ -131,8 +131,8 @@ class LevelValues:
                     inner.step,
                     part.is_upper,
                 )
-                # Counts of joined levels say where records lie, unless their noise is far larger than
-                # what a falling density leaves open.
+                # Counts of joined levels say where records lie, unless their noise is far
+                # larger than what a falling density leaves open.
                 away = of_level[part.begin : part.stop] - values[level]
                 noise = deviation * float(np.linalg.norm(away)) / max(counts[level], 1e-9)
                 if alone[level] or noise > _FAR_NOISE * math.sqrt(falling[1]):
