@@ -22,8 +22,6 @@ _NEGLIGIBLE = 1e-3
 FEW = 4
 """Below so many levels, nothing says how densities fall."""
 
-# The noise of where records lie in joined levels, over the standard deviation of a falling density.
-_FAR_NOISE = 10.0
 # The standard error of the mean of an outermost level, relative to its standard deviation.
 _OF_END = 0.5
 
@@ -117,6 +115,10 @@ class LevelValues:
         values = np.bincount(cells, shares * means)
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
         alone = np.bincount(cells) == 1
+        # Noise hides where in joined levels records lie: a few may lie at the bound.
+        away = of_level - values[merged]
+        noise = deviation * np.sqrt(np.bincount(merged, away**2))
+        places_sd = noise / np.maximum(counts, 1.0)
         # Beyond a joined end, if anything, are values at a bound.
         outermost = {0, num - 1}
         for part in outer:
@@ -131,13 +133,11 @@ class LevelValues:
                     inner.step,
                     part.is_upper,
                 )
-                # Counts of joined levels say where records lie, unless their noise is far
-                # larger than what a falling density leaves open.
-                away = of_level[part.begin : part.stop] - values[level]
-                noise = deviation * float(np.linalg.norm(away)) / max(counts[level], 1e-9)
-                if alone[level] or noise > _FAR_NOISE * math.sqrt(falling[1]):
+                # In joined levels that or the released counts, whichever says more.
+                if alone[level] or places_sd[level] > math.sqrt(falling[1]):
                     values[level], within[level] = falling
         shifts = [_slopes(counts, values, low, high, inner.step)]
+        shifts += [sd * (np.arange(num) == level) for level, sd in enumerate(places_sd) if sd]
         # Without inner levels, nothing says how densities fall.
         size = _OF_END if num >= FEW else 1.0
         parts = np.maximum(counts, 0.0) * within
