@@ -28,6 +28,9 @@ _OF_END = 0.5
 # A level with more than this part of the variance within itself has its standard deviation as that.
 _MUCH = 0.05
 
+# A level's density falls if that takes away so much of the variance of an even one.
+_LESS = 0.95
+
 # Categories that a name of a merged level lists.
 _MOST_SHOWN = 3
 
@@ -121,6 +124,7 @@ class LevelValues:
         places_sd = noise / np.maximum(counts, 1.0)
         # Beyond a joined end, if anything, are values at a bound.
         outermost = {0, num - 1}
+        falls = np.zeros(num, bool)
         for part in outer:
             level = int(np.searchsorted(places, part.begin))
             outermost.add(level)
@@ -135,6 +139,7 @@ class LevelValues:
                 )
                 # In joined levels that or the released counts, whichever says more.
                 if alone[level] or places_sd[level] > math.sqrt(falling[1]):
+                    falls[level] = falling[1] < _LESS * within[level]
                     values[level], within[level] = falling
         shifts = [_slopes(counts, values, low, high, inner.step)]
         shifts += [sd * (np.arange(num) == level) for level, sd in enumerate(places_sd) if sd]
@@ -144,10 +149,9 @@ class LevelValues:
         mean = np.average(values, weights=np.maximum(counts, 1e-9))
         variance = float(np.sum(parts) + np.maximum(counts, 1e-9) @ (values - mean) ** 2)
         for level in range(num):
-            # A level with much of the variance is as unsure, unless its density was fitted above.
-            is_end = level in outermost
-            much = parts[level] > _MUCH * variance and not (is_end and alone[level])
-            unsure = 1.0 if much else size * is_end
+            # A level with much of the variance is as unsure, unless it was seen to fall above.
+            much = parts[level] > _MUCH * variance and not falls[level]
+            unsure = 1.0 if much else size * (level in outermost)
             if unsure:
                 shifts.append(unsure * np.sqrt(within) * (np.arange(num) == level))
         for end in ends:
