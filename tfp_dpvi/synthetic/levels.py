@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -143,17 +143,7 @@ class LevelValues:
                     values[level], within[level] = falling
         shifts = [_slopes(counts, values, low, high, inner.step)]
         shifts += [sd * (np.arange(num) == level) for level, sd in enumerate(places_sd) if sd]
-        # Without inner levels, nothing says how densities fall.
-        size = _OF_END if num >= FEW else 1.0
-        parts = np.maximum(counts, 0.0) * within
-        mean = np.average(values, weights=np.maximum(counts, 1e-9))
-        variance = float(np.sum(parts) + np.maximum(counts, 1e-9) @ (values - mean) ** 2)
-        for level in range(num):
-            # A level with much of the variance is as unsure, unless it was seen to fall above.
-            much = parts[level] > _MUCH * variance and not falls[level]
-            unsure = 1.0 if much else size * (level in outermost)
-            if unsure:
-                shifts.append(unsure * np.sqrt(within) * (np.arange(num) == level))
+        shifts += _unsure(counts, values, within, outermost, falls)
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             levels = np.flatnonzero(inside)
@@ -253,6 +243,34 @@ def _slopes(
     most = room[1:-1] / (width[1:-1] / 2.0)
     shift[1:-1] = np.clip(rise * room[1:-1] / density[1:-1], -most, most)
     return shift
+
+
+def _unsure(
+    counts: np.ndarray,
+    values: np.ndarray,
+    within: np.ndarray,
+    outermost: Collection[int],
+    falls: np.ndarray,
+) -> list[np.ndarray]:
+    """Returns a standard error of each level's mean, where its distribution matters.
+
+    Args:
+      counts: Counts of the levels, float64 [levels].
+      values: Their means.
+      within: Their variances.
+      outermost: The outermost levels.
+      falls: Which of them were seen to fall, bool [levels].
+    """
+    num = len(counts)
+    # Without inner levels, nothing says how densities fall.
+    size = _OF_END if num >= FEW else 1.0
+    parts = np.maximum(counts, 0.0) * within
+    mean = np.average(values, weights=np.maximum(counts, 1e-9))
+    variance = float(np.sum(parts) + np.maximum(counts, 1e-9) @ (values - mean) ** 2)
+    # A level with much of the variance is as unsure.
+    much = (parts > _MUCH * variance) & ~falls
+    sizes = np.where(much, 1.0, size * np.isin(np.arange(num), list(outermost)))
+    return [row for row in np.diag(sizes * np.sqrt(within)) if row.any()]
 
 
 def _falling(
