@@ -143,7 +143,8 @@ class LevelValues:
                     values[level], within[level] = falling
         shifts = [_slopes(counts, values, low, high, inner.step)]
         shifts += [sd * (np.arange(num) == level) for level, sd in enumerate(places_sd) if sd]
-        shifts += _unsure(counts, values, within, outermost, falls)
+        clear = np.where(counts >= tails.CLEAR * deviation, counts, 0.0)
+        shifts += _unsure(clear, values, within, outermost, falls)
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
             levels = np.flatnonzero(inside)
@@ -255,7 +256,7 @@ def _unsure(
     """Returns a standard error of each level's mean, where its distribution matters.
 
     Args:
-      counts: Counts of the levels, float64 [levels].
+      counts: Counts of the levels, 0 where they may be noise, float64 [levels].
       values: Their means.
       within: Their variances.
       outermost: The outermost levels.
@@ -264,9 +265,9 @@ def _unsure(
     num = len(counts)
     # Without inner levels, nothing says how densities fall.
     size = _OF_END if num >= FEW else 1.0
-    parts = np.maximum(counts, 0.0) * within
+    parts = counts * within
     mean = np.average(values, weights=np.maximum(counts, 1e-9))
-    variance = float(np.sum(parts) + np.maximum(counts, 1e-9) @ (values - mean) ** 2)
+    variance = float(np.sum(parts) + counts @ (values - mean) ** 2)
     # A level with much of the variance is as unsure.
     much = (parts > _MUCH * variance) & ~falls
     sizes = np.where(much, 1.0, size * np.isin(np.arange(num), list(outermost)))

@@ -28,7 +28,7 @@ _SPREAD = 0.3
 _DRAWS = 50
 
 # Standard deviations of the noise that the count of an outermost level exceeds.
-_CLEAR = 6.0
+CLEAR = 6.0
 
 # Relative to the bounds' distance, widths of levels of one real value count as so much.
 NARROW = 1e-9
@@ -259,14 +259,14 @@ def _outermost(
       start: The first level that may be in the end.
       fitted: Whether a distribution says where records lie within the levels.
     """
-    alone = counts >= _CLEAR * deviation
+    alone = counts >= CLEAR * deviation
     stop = len(counts)
     while stop > start and single[stop - 1] and alone[stop - 1]:
         stop -= 1
     if stop == start:
         return End(True, stop, stop, False)
     inward = np.cumsum(counts[start:stop][::-1])
-    clear = inward >= _CLEAR * deviation * np.sqrt(np.arange(1, stop - start + 1))
+    clear = inward >= CLEAR * deviation * np.sqrt(np.arange(1, stop - start + 1))
     begin = stop - 1 - int(np.argmax(clear)) if clear.any() else start
     if begin + 1 < stop and alone[begin] and not fitted:
         # It is part of the end if densities fall there already.
