@@ -57,7 +57,7 @@ def by_pilot(
     pilot = dpvi.pilot(model, public_inputs, num_records=num, epsilon=epsilon, delta=delta)
     if clip is not None:
         pilot = dataclasses.replace(pilot, l2_norm_clip=clip)
-    model.compile(pilot.optimizer(num), epsilon=epsilon, delta=delta)
+    model.compile(pilot.adam(num), epsilon=epsilon, delta=delta)
     data = model.make_data(x, y, batch_size=pilot.batch_size)
     num_steps = pilot.epochs * data.steps_per_epoch
     model.before_fit(num_steps)

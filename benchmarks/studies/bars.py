@@ -134,7 +134,7 @@ def adult_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], R
             fit = pilot.fit_settings
 
             def optimizer(**noise: float) -> Any:
-                return pilot.optimizer(len(y), **noise)
+                return pilot.adam(len(y), **noise)
 
         fits = Repeated(
             model, optimizer, x, y, epsilon=epsilon, delta=DELTA, accountant=accountant, **fit

@@ -146,7 +146,7 @@ def dpvi_cell(epsilon: float, **changes: Any) -> Callable[[], Callable[[int], Ro
                 model, num_records=NUM_RECORDS, epsilon=epsilon, delta=DELTA, learning_rate=rate
             )
             optimizer, fit = (
-                lambda **noise: pilot.optimizer(NUM_RECORDS, **noise),
+                lambda **noise: pilot.adam(NUM_RECORDS, **noise),
                 pilot.fit_settings,
             )
         else:

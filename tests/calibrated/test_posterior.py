@@ -536,7 +536,7 @@ def test_the_pilot_takes_a_learning_rate_and_keeps_that_of_the_window():
         dpvi.pilot(model, x, **settings),
         dpvi.pilot(model, x, **settings, learning_rate=0.05),
     )
-    assert float(low.optimizer(5000, noise_multiplier=1.0).learning_rate) == pytest.approx(
+    assert float(low.adam(5000, noise_multiplier=1.0).learning_rate) == pytest.approx(
         low.learning_rate
     )
     assert low.learning_rate == 0.05
@@ -616,7 +616,7 @@ def test_equally_informed_groups_have_equal_intervals():
     x = inputs[:4000]
     y = np.random.default_rng(0).normal(size=len(x)).astype("float32") * 0.5
     settings = dpvi.pilot(model, inputs, num_records=len(x), epsilon=1.0, delta=1e-5)
-    model.compile(settings.optimizer(len(x)), epsilon=1.0, delta=1e-5)
+    model.compile(settings.adam(len(x)), epsilon=1.0, delta=1e-5)
     model.fit(x, y, **settings.fit_settings, verbose=0)
     spread = np.std(model.posterior_sample(4000, seed=0)["mean"], axis=0)
     assert spread.max() < 1.5 * spread.min()

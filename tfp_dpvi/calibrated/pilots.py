@@ -17,7 +17,7 @@ from tfp_dpvi.calibrated.simulation import PairSimulator
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.window import BURN_IN
 from tfp_dpvi.gradients import Clip, joint_sensitivity
-from tfp_dpvi.optimizers import DPKerasAdamOptimizer
+from tfp_dpvi.optimizers import DPKerasAdamOptimizer, ScoringOptimizer
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan, Sensitivity
 
 _NUM_DRAWS = 64
@@ -34,6 +34,7 @@ _RELAXATIONS = 2.0
 class PairedModel(Protocol):
     """A model that a pilot can choose settings for, such as a `DPVI`."""
 
+    clipping: str
     gradients: str
     num_draws: int
 
@@ -50,23 +51,26 @@ class PairedModel(Protocol):
 class Pilot:
     """Settings for a private fit, from simulated records.
 
-    The clip is 1 to 2 times the median norm of a pair's gradient over draws from the prior, chosen
-    for the narrowest expected posterior.
+    Scoring steps, which `optimizer` makes, have coordinates and a clip of their own. Clip and rates
+    are for `adam`: the clip is 1 to 2 times the median norm of a pair's gradient over draws from
+    the prior, chosen for the narrowest expected posterior.
 
     Attributes:
-      l2_norm_clip: The clip C.
-      learning_rate: Adam's learning rate at the first step.
+      l2_norm_clip: The clip C of `adam`.
+      learning_rate: Its learning rate at the first step.
       last_rate: The fraction of it in the window, at most 1: chosen for two relaxations of the
         iterates.
       batch_size: The expected number of records in a step.
       epochs: The number of epochs.
+      scores: Whether `optimizer` makes scoring steps. Models with `clipping="flat"`, or with a
+        latent whose density is a bound, have Adam.
 
     ```python
     >>> from tfp_dpvi.calibrated import Pilot
     >>> settings = Pilot(1.5, learning_rate=0.1, last_rate=0.2, batch_size=200, epochs=60)
     >>> settings.fit_settings
     {'batch_size': 200, 'epochs': 60}
-    >>> settings.optimizer(1000, noise_multiplier=1.0).l2_norm_clip
+    >>> settings.adam(1000, noise_multiplier=1.0).l2_norm_clip
     1.5
 
     ```
@@ -77,9 +81,24 @@ class Pilot:
     last_rate: float
     batch_size: int
     epochs: int
+    scores: bool = True
 
     def optimizer(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
-        """Returns Adam with this clip and a decaying learning rate.
+        """Returns the optimizer of a calibrated posterior.
+
+        It makes scoring steps, as `compile` without an optimizer does, from the pilot's inputs; or
+        is `adam` if not `scores`.
+
+        Args:
+          num_records: The public number N of records.
+          **settings: Its other arguments: of scoring steps, the noise alone.
+        """
+        return ScoringOptimizer(**settings) if self.scores else self.adam(num_records, **settings)
+
+    def adam(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
+        """Returns Adam with this clip and a decaying learning rate, for the surrogate.
+
+        With `clipping="paired"` a model then clips pairs, and parameters must be of order 1.
 
         Args:
           num_records: The public number N of records.
@@ -110,7 +129,8 @@ def pilot(
     """Proposes settings for `DPVI(clipping="paired")`, at no privacy cost.
 
     Draws parameters from the prior and pairs of outcomes from the likelihood, at public inputs. The
-    model keeps the inputs: they give a prior of the curvature's shape, which narrows its posterior.
+    model keeps the inputs, as `fit(public_inputs=)` does: they give a prior of the curvature's
+    shape, which narrows its posterior.
 
     Args:
       model: The model, whose paired clip later uses the simulation.
@@ -119,8 +139,8 @@ def pilot(
       num_records: The public number N of records of the planned fit.
       epsilon: Its epsilon.
       delta: Its delta.
-      learning_rate: That of Adam's first step. With several modes a lower one, such as 0.04, ends
-        less often in a wrong one, but moves less far.
+      learning_rate: That of the first step of `Pilot.adam`. With several modes a lower one, such as
+        0.04, ends less often in a wrong one, but moves less far.
       seed: Seeds the simulation.
 
     Returns:
@@ -179,4 +199,6 @@ def pilot(
 
     clip = min((share * median for share in _CLIPS), key=posterior_sd)
     last = _RELAXATIONS * posterior_sd(clip) / math.sqrt(count)
-    return Pilot(clip, learning_rate, min(last / learning_rate, 1.0), batch, epochs)
+    falls_to = min(last / learning_rate, 1.0)
+    scores = model.clipping == "paired" and not simulator.pairing.is_bound
+    return Pilot(clip, learning_rate, falls_to, batch, epochs, scores)

@@ -32,13 +32,14 @@ class PairSimulator:
       ValueError: The paired clip does not apply, or the inputs do not fit the model.
 
     Attributes:
+      x: The inputs as arrays, or simulated whole records.
       pairing: The paired clip of the model.
       size: The number d of parameters that the likelihood reads.
     """
 
     def __init__(self, model: BayesianModel, x: Structure | None) -> None:
         records = _example_records(model, x)
-        self._x = records.x
+        self.x = records.x
         self._num = records.num
         self._num_inputs = math.inf if x is None else float(records.num)
         try:
@@ -84,7 +85,7 @@ class PairSimulator:
         simulated = differing = 0
         while simulated < rounds * num and differing < num:
             rows = generator.integers(self._num, size=num)
-            x = tf.nest.map_structure(lambda part: tf.constant(part[rows]), self._x)  # noqa: B023
+            x = tf.nest.map_structure(lambda part: tf.constant(part[rows]), self.x)  # noqa: B023
             seeds = tf.constant(generator.integers(2**31, size=(2, 2)), tf.int32)
             drawn = tf.nest.map_structure(
                 lambda part: part.numpy(), (x, *self._pairs(vector, x, seeds))

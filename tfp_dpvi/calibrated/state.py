@@ -90,11 +90,7 @@ class Calibration:
         Raises:
           ValueError: The records are persons, and a pilot has simulated rows.
         """
-        if self.simulator is not None and isinstance(records.x, UnitRows):
-            raise ValueError(
-                "unit_ids after dpvi.pilot, which simulated single rows: build the model anew "
-                "without a pilot, or compile without an optimizer and pass public_unit_ids."
-            )
+        self.pilot_inputs(records)
         kind = (str(specs_of(records, 1)), records.sample_weight is None, gradients, num_draws)
         if kind == self._decision.kind:
             return
@@ -112,6 +108,24 @@ class Calibration:
         except CannotPairError as reason:
             _warn_of_refusal(str(reason))
         self._decision = _Decision(kind, calibrator)
+
+    def pilot_inputs(self, records: Records) -> Structure | None:
+        """Returns the inputs of `dpvi.pilot`, or None without a pilot.
+
+        Args:
+          records: The records of a fit.
+
+        Raises:
+          ValueError: The records are persons, and a pilot has simulated rows.
+        """
+        if self.simulator is None:
+            return None
+        if isinstance(records.x, UnitRows):
+            raise ValueError(
+                "unit_ids after dpvi.pilot, which simulated single rows: build the model anew "
+                "without a pilot, or compile without an optimizer and pass public_unit_ids."
+            )
+        return self.simulator.x
 
     def pairing_for(self, clip: Clip) -> Pairing | None:
         """Returns the paired clip if it applies to the last records and to the optimizer's clip."""

@@ -206,6 +206,13 @@ class DPVI(base.DPModel):
 
     def default_optimizer(self, noise_multiplier: float | None) -> Optimizer:
         """See `Hooks.default_optimizer`: scoring steps, which choose their coordinates and clip."""
+        usual = {"clipping": "paired", "gradients": "aligned", "num_draws": 1}
+        for name, value in usual.items():
+            if getattr(self, name) != value:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is for an optimizer: pass one to compile, "
+                    f"such as\nDPKerasAdamOptimizer(l2_norm_clip=1.0); or leave {name} out."
+                )
         return ScoringOptimizer(noise_multiplier)
 
     @property
@@ -548,7 +555,10 @@ class DPVI(base.DPModel):
         checks.check_units(self.bayesian_model, records)
         checks.check_likelihood(self.bayesian_model, records)
         if self._scores:
-            self._model.centred.prepare(records, self._public_inputs)
+            inputs = self._public_inputs
+            if inputs is None:
+                inputs = self.calibration.pilot_inputs(records)
+            self._model.centred.prepare(records, inputs)
         elif self.clipping == "paired":
             self.calibration.prepare(records, self.gradients, self.num_draws)
 

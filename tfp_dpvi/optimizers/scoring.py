@@ -20,7 +20,6 @@ class ScoringOptimizer(make_dp_optimizer_class(Subtract)):  # type: ignore[misc]
     Args:
       noise_multiplier: The noise's standard deviation over the clip; None for
         `compile(epsilon=, delta=)` to calibrate it.
-      **kwargs: Of a saved configuration; not used.
 
     ```python
     >>> ScoringOptimizer().clip.bound
@@ -33,9 +32,12 @@ class ScoringOptimizer(make_dp_optimizer_class(Subtract)):  # type: ignore[misc]
     That of `DPKerasSGDOptimizer`.
     """
 
-    def __init__(self, noise_multiplier: float | None = None, **kwargs: Any) -> None:
-        del kwargs
+    def __init__(self, noise_multiplier: float | None = None) -> None:
         super().__init__(l2_norm_clip=1.0, noise_multiplier=noise_multiplier)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the argument."""
+        return {"noise_multiplier": self.noise_multiplier}
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Takes the variables of the next fit, which exist only once its records are known.
