@@ -13,6 +13,7 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.calibrated import requirements
 from tfp_dpvi.calibrated.clip import ClippedAway
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
@@ -277,3 +278,19 @@ def test_rows_are_tried_where_their_densities_say_something():
     )
     with pytest.raises(CannotPairError):
         Pairing(BayesianModel(prior, counts), records, log_scales=True)
+
+
+def test_ordinary_rows_are_moved_and_one_try_sees_it(monkeypatch):
+    """Moves drew the values of x again: nothing moved, and every share of the prior was tried."""
+    tried = []
+    honest = requirements._rows_are_apart
+
+    def watched(trials, x):
+        tried.append(honest(trials, x))
+        return tried[-1]
+
+    monkeypatch.setattr(requirements, "_rows_are_apart", watched)
+    model = BayesianModel(prior(), lambda params, x: tfd.Normal(params["w"][0] * x, 1.0))
+    x = np.zeros(4, "float32")
+    Pairing(model, make_records(x, x, None, dtype=model.dtype, validate=True))
+    assert tried == [True]
