@@ -67,8 +67,9 @@ class Pairing:
         )
         most = MOST_CENTRED if log_scales else MOST_COORDINATES
         if len(self.index) > most:
+            beyond = "" if log_scales else f" (compile without an optimizer takes {MOST_CENTRED})"
             raise CannotPairError(
-                f"the likelihood reads {len(self.index)} parameters, more than {most}"
+                f"the likelihood reads {len(self.index)} parameters, more than {most}{beyond}"
             )
         if records.y is not None:
             check_rows(model, self.coordinates, records)
