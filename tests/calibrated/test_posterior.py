@@ -595,7 +595,7 @@ def test_the_pilot_passes_over_parameters_at_which_gradients_overflow(monkeypatc
 
 def test_the_pilot_refuses_what_it_cannot_simulate():
     model = dpvi.DPVI(wide_prior, likelihood, clipping="paired")
-    with pytest.raises(ValueError, match="more than 50 .compile without an optimizer takes 512"):
+    with pytest.raises(ValueError, match=r"more than 50 .compile without an optimizer takes 512"):
         dpvi.pilot(model, np.zeros((10, 51), "float32"), num_records=100, epsilon=1.0, delta=1e-5)
     with pytest.raises(ValueError, match="public inputs"):
         dpvi.pilot(
