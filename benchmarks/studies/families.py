@@ -52,7 +52,7 @@ def private(name: str) -> Callable[[], Callable[[int], Row]]:
         x, y, _ = shared.simulate(family, NUM_RECORDS, 1)
 
         def optimizer(**noise: float) -> Any:
-            return pilot.adam(NUM_RECORDS, **noise)
+            return pilot.optimizer(NUM_RECORDS, **noise)
 
         fits = Repeated(model, optimizer, x, y, **target, **pilot.fit_settings)
 

@@ -152,6 +152,17 @@ def test_kappa_is_drawn_with_its_noise_and_within_its_bounds():
     np.testing.assert_allclose(far, 2.5 * matrices)
 
 
+def test_noise_on_a_kappa_of_one_is_hardly_taken_for_information():
+    """With noise of 20 %, draws cut at 1 are 10 % too large on average; truncated ones were 16 %."""
+    generator = np.random.default_rng(0)
+    alike = dataclasses.replace(PRIOR, kappa=(1.0, 0.4))
+    found = []
+    for _ in range(400):
+        released = window(np.eye(3), 0.0, scale=3.0 * generator.normal(1.0, 0.2), scale_sd=0.6)
+        found.append(np.trace(draw_curvature(released, alike, generator)[0][0]) / 3.0)
+    assert 1.0 < np.mean(found) < 1.13
+
+
 def test_a_simulated_slope_gives_the_directions_their_own_kappa():
     own = np.diag([1.0, 1.5, 2.0])
     prior = dataclasses.replace(PRIOR, curvature=PRIOR.matrix @ own)

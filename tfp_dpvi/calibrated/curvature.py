@@ -7,7 +7,7 @@ import functools
 import math
 
 import numpy as np
-from scipy import linalg, special, stats
+from scipy import linalg, special
 
 from tfp_dpvi.calibrated.hmc import hamiltonian
 from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
@@ -207,11 +207,9 @@ def with_slopes(
         by_release, by_prior = (traces / window.scale_sd) ** 2, prior.kappa[1] ** -2
         mean = by_release * window.scale / traces + by_prior * prior.kappa[0]
         mean = mean / (by_release + by_prior)
-        sd = 1.0 / np.sqrt(by_release + by_prior)
-        low, high = (1.0 - mean) / sd, (MOST_KAPPA - mean) / sd
-        kappa = stats.truncnorm.rvs(
-            low, high, loc=mean, scale=sd, size=traces.shape, random_state=generator
-        )
+        # Cut, not truncated: where little is clipped kappa is about 1, and a truncated normal, whose
+        # mean is larger the more noise there is, would call noise information.
+        kappa = generator.normal(mean, 1.0 / np.sqrt(by_release + by_prior))
     kappa = np.where(np.isfinite(kappa), np.clip(kappa, 1.0, MOST_KAPPA), 1.0)
     slopes: np.ndarray = kappa[:, None, None] * _shaped(matrices, prior)
     return slopes
