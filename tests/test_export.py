@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -206,15 +207,16 @@ def test_somebody_who_names_no_signature_gets_the_prediction(regression, vae, ex
 def test_a_process_with_tensorflow_alone_runs_every_signature(
     tmp_path, regression, generative, vae, exported
 ):
-    """Also the code of the model card, and the three lines of the README of saved_models/."""
+    """Also the code of the model card, and the three lines for each model in the README of saved_models/."""
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     np.save(tmp_path / "x.npy", X)
     card = (tmp_path / "regression" / "README.md").read_text()
     (tmp_path / "card.py").write_text(card.split("```python\n")[1].split("```")[0])
     readme = (ROOT / "saved_models" / "README.md").read_text(encoding="utf-8")
-    lines = readme.split("```python\n")[1].split("```")[0]
-    assert len(lines.strip().splitlines()) == 3
-    (tmp_path / "lines.py").write_text(lines.replace("\nmodel.predict", "\nresult = model.predict"))
+    lines = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    assert [len(each.strip().splitlines()) for each in lines] == [3, 3]
+    named = [each.replace("\nmodel.predict", "\nresult = model.predict") for each in lines]
+    (tmp_path / "lines.json").write_text(json.dumps(named))
     printed = alone(
         """
         import json, os, numpy as np
@@ -234,11 +236,13 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(
         made["sizes"] = [codes[name].shape.as_list() for name in ("mean", "stddev")]
         made["decoded"] = vae.decode(z=codes["mean"])["mean"].numpy().tolist()
         exec(open("card.py").read(), {"tf": tf, "x": tf.zeros([2, 3])})
-        saved = {}
-        lines = open("lines.py").read()
+        made["saved"] = []
+        blocks = json.load(open("lines.json"))
         os.chdir(ROOT)  # Of the repository.
-        exec(lines, saved)
-        made["saved"] = saved["result"]["mean"].shape.as_list()
+        for lines in blocks:
+            saved = {}
+            exec(lines, saved)
+            made["saved"].append(saved["result"]["mean"].numpy().tolist())
         made["modules"] = [name for name in sys.modules if name.split(".")[0] in ("tfp_dpvi", "tensorflow_probability")]
         print(json.dumps(made))
         """.replace("ROOT", repr(str(ROOT))),
@@ -246,7 +250,10 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(
     )
     made = json.loads(printed.splitlines()[-1])
     assert made["modules"] == []
-    assert made["saved"] == [5]  # The README's three lines, on the model in saved_models/.
+    # The README's lines, on the models in saved_models/: who pays more is less likely to see a doctor.
+    visits, tumours = made["saved"]
+    assert 0.5 < visits[1] < visits[0] < 0.9
+    assert len(tumours) == 5
     np.testing.assert_allclose(made["predict"], regression.predict(X[:5]), rtol=1e-5)
     np.testing.assert_allclose(
         made["log_prob"], regression.predictive(X[:5]).log_prob(np.ones(5, "int64")), rtol=1e-4
