@@ -127,6 +127,33 @@ def test_clipped_values_are_those_of_the_fit():
     np.testing.assert_allclose(served["mean"], wanted["mean"], rtol=1e-5)
 
 
+def test_effects_at_values_of_other_covariates():
+    """As an interaction is read: the effect of one covariate at values of another."""
+    result = regression("y ~ age * ward + female", "bernoulli")
+    table = result.effects("age", num=3, at={"ward": "C", "female": 1})
+    records = {
+        "age": np.array([20.0, 50.0, 80.0]),
+        "ward": np.full(3, "C"),
+        "female": np.ones(3, int),
+    }
+    np.testing.assert_allclose(table["mean"], result.predict(records)["mean"])
+    assert not np.allclose(table["mean"], result.effects("age", num=3)["mean"])
+
+
+@pytest.mark.parametrize(
+    ("at", "sentence"),
+    [
+        ({"age": 30}, r"at has \['age'\], which are no other covariates: use female, ward."),
+        ({"y": 1}, r"at has \['y'\], which are no other covariates"),
+        ({"ward": "Z"}, "ward"),
+        ({"female": 0.5}, "female"),
+    ],
+)
+def test_effects_at_what_is_not_allowed(at, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        regression("y ~ age * ward + female", "bernoulli").effects("age", at=at)
+
+
 # ---------------------------------------------------------------------- saved_models/doctor_visits
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -445,21 +445,38 @@ class Regression:
             spread = 1.0 / draws["alpha"][:, None]
         return strata, Outcomes(self.parts.family, numbers, mean, spread)
 
-    def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
+    def effects(
+        self,
+        name: str,
+        num: int = 50,
+        level: float = 0.94,
+        at: Mapping[str, float | str] | None = None,
+    ) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.
 
         Args:
           name: The covariate.
           num: The number of values of a numeric covariate, between its bounds.
           level: The probability of the intervals.
+          at: Values of other covariates instead of their typical ones, such as those at which an
+            interaction is to be seen.
 
         Returns:
           As `predict`, with the covariate's values in the first column.
+
+        Raises:
+          ValueError: A name is no covariate, or a value of `at` is not allowed by the schema.
         """
         design = self.design
-        if name not in design.schema.columns or name == design.outcome:
-            known = [each for each in design.schema.names if each != design.outcome]
+        known = [each for each in design.schema.names if each != design.outcome]
+        if name not in known:
             raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(known)}.")
+        fixed = dict(at or {})
+        others = [each for each in known if each != name]
+        if unknown := [each for each in fixed if each not in others]:
+            raise ValueError(
+                f"at has {unknown}, which are no other covariates: use {', '.join(others)}."
+            )
         column = design.schema.columns[name]
         values: Any
         if isinstance(column, Numeric):
@@ -467,11 +484,9 @@ class Regression:
             values = np.unique(np.round(values)) if column.step else values
         else:
             values = column.values(np.arange(column.num_levels), np.random.default_rng(0))
-        records = {
-            other: _typical(each, len(values))
-            for other, each in design.schema.columns.items()
-            if other != design.outcome
-        }
+        records = {other: _typical(design.schema.columns[other], len(values)) for other in others}
+        for other, value in fixed.items():
+            records[other] = np.full(len(values), value)
         records[name] = values
         table = self.predict(records, level)
         table.insert(0, name, values)
