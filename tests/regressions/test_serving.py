@@ -73,6 +73,7 @@ def tensors(records, exported):
         ("y ~ age + (1 | person)", "ordinal", {"unit": "person"}),
         ("y ~ age + ward", "categorical", {}),
         ("p(y, 9) ~ age", "binomial", {}),
+        ("p(y, rooms) ~ age + (1 | person)", "binomial", {"unit": "person"}),
     ],
 )
 def test_an_export_predicts_as_the_regression(formula, family, settings):
