@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -202,19 +203,38 @@ def test_somebody_who_names_no_signature_gets_the_prediction(regression, vae, ex
     assert default(num=tf.constant(4), seed=tf.constant([1, 2]))["x"].shape == [4, 3]
 
 
+def write_formula(folder, report):
+    """Writes a regression of persons by a formula, whose posterior is its prior, and returns its predictions."""
+    from tfp_dpvi.regressions.families import make_prior
+    from tfp_dpvi.regressions.fit import described
+    from tfp_dpvi.regressions.serving import predict_signature
+
+    schema = {"y": {"type": "binary"}, "age": {"type": "continuous", "lower": 20, "upper": 80}}
+    design, parts = described("y ~ age + (1 | person)", "bernoulli", schema, unit="person")
+    draws = make_prior(**parts.prior).sample(50, seed=[0, 1])
+    arrays = {name: part.numpy().astype("float64") for name, part in draws.items()}
+    signature = predict_signature(design, parts, arrays, 0.9)
+    export.write(folder, [signature], report, title="A regression", texts={"more.txt": "More."})
+    assert (folder / "assets.extra" / "more.txt").read_text() == "More."
+    return signature.function(age=tf.constant([20.0, 50.0, 80.0]))
+
+
 @pytest.mark.smoke
 def test_a_process_with_tensorflow_alone_runs_every_signature(
     tmp_path, regression, generative, vae, exported
 ):
-    """Also the code of the model card, and the three lines of the README of saved_models/."""
+    """Also the code of the model card, and the three lines for each model in the README of saved_models/."""
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     np.save(tmp_path / "x.npy", X)
+    pytest.importorskip("formulae")
+    formula = write_formula(tmp_path / "formula", regression.privacy_report())
     card = (tmp_path / "regression" / "README.md").read_text()
     (tmp_path / "card.py").write_text(card.split("```python\n")[1].split("```")[0])
     readme = (ROOT / "saved_models" / "README.md").read_text(encoding="utf-8")
-    lines = readme.split("```python\n")[1].split("```")[0]
-    assert len(lines.strip().splitlines()) == 3
-    (tmp_path / "lines.py").write_text(lines.replace("\nmodel.predict", "\nresult = model.predict"))
+    lines = re.findall(r"```python\n(.*?)```", readme, flags=re.DOTALL)
+    assert [len(each.strip().splitlines()) for each in lines] == [3, 3]
+    named = [each.replace("\nmodel.predict", "\nresult = model.predict") for each in lines]
+    (tmp_path / "lines.json").write_text(json.dumps(named))
     printed = alone(
         """
         import json, os, numpy as np
@@ -228,17 +248,21 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(
         made["score"] = generative.log_prob(x=x[:5])["log_prob"].numpy().tolist()
         made["names"] = sorted(generative.sample_posterior(num=2, seed=[1, 2]))
         vae = tf.saved_model.load("vae")
+        formula = tf.saved_model.load("formula").predict(age=tf.constant([20.0, 50.0, 80.0]))
+        made["formula"] = {name: part.numpy().tolist() for name, part in formula.items()}
         made["reconstructed"] = vae.predict(x=x[:5])["mean"].numpy().tolist()
         made["images"] = vae.sample_predictive(num=3, seed=[1, 2])["x"].shape.as_list()
         codes = vae.encode(x=x[:5])
         made["sizes"] = [codes[name].shape.as_list() for name in ("mean", "stddev")]
         made["decoded"] = vae.decode(z=codes["mean"])["mean"].numpy().tolist()
         exec(open("card.py").read(), {"tf": tf, "x": tf.zeros([2, 3])})
-        saved = {}
-        lines = open("lines.py").read()
+        made["saved"] = []
+        blocks = json.load(open("lines.json"))
         os.chdir(ROOT)  # Of the repository.
-        exec(lines, saved)
-        made["saved"] = saved["result"]["mean"].shape.as_list()
+        for lines in blocks:
+            saved = {}
+            exec(lines, saved)
+            made["saved"].append(saved["result"]["mean"].numpy().tolist())
         made["modules"] = [name for name in sys.modules if name.split(".")[0] in ("tfp_dpvi", "tensorflow_probability")]
         print(json.dumps(made))
         """.replace("ROOT", repr(str(ROOT))),
@@ -246,7 +270,12 @@ def test_a_process_with_tensorflow_alone_runs_every_signature(
     )
     made = json.loads(printed.splitlines()[-1])
     assert made["modules"] == []
-    assert made["saved"] == [5]  # The README's three lines, on the model in saved_models/.
+    for name, part in formula.items():
+        np.testing.assert_allclose(made["formula"][name], part, rtol=1e-5)
+    # The README's lines, on the models in saved_models/: who pays more is less likely to see a doctor.
+    visits, tumours = made["saved"]
+    assert 0.5 < visits[1] < visits[0] < 0.9
+    assert len(tumours) == 5
     np.testing.assert_allclose(made["predict"], regression.predict(X[:5]), rtol=1e-5)
     np.testing.assert_allclose(
         made["log_prob"], regression.predictive(X[:5]).log_prob(np.ones(5, "int64")), rtol=1e-4

@@ -12,7 +12,7 @@ import os
 import pathlib
 import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfp_dpvi import _validate as check
@@ -61,6 +61,7 @@ def write(
     *,
     title: str,
     overwrite: bool = False,
+    texts: Mapping[str, str] | None = None,
 ) -> None:
     """Writes an export atomically to a new or empty folder, or over an earlier export.
 
@@ -70,13 +71,14 @@ def write(
       report: The privacy report of the released values.
       title: The title of the model card.
       overwrite: True replaces an earlier export.
+      texts: Other texts by the names of their files beside the report.
 
     Raises:
       ValueError: The path is not writable or not free; nothing is changed.
 
     #### Formal guarantee
 
-    The folder is a function of `functions`, the variables that they read, and the report.
+    The folder is a function of `functions`, the variables that they read, the report and the texts.
     """
     target = pathlib.Path(path).absolute()
     _check_free(target, overwrite)
@@ -96,6 +98,8 @@ def write(
             (new / REPORT).write_text(
                 json.dumps(report.to_json(), indent=2, sort_keys=True) + "\n", encoding="utf-8"
             )
+            for name, text in (texts or {}).items():
+                (new / REPORT).with_name(name).write_text(text, encoding="utf-8")
             (new / CARD).write_text(
                 _card(title, functions, module, report, target.name), encoding="utf-8"
             )

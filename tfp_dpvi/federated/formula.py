@@ -21,7 +21,7 @@ from tfp_dpvi.regressions.checking import outcome_values
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described
-from tfp_dpvi.regressions.result import Parts
+from tfp_dpvi.regressions.parts import Parts
 
 _EXAMPLES = 4
 _SEED = 7

@@ -33,7 +33,8 @@ from tfp_dpvi.regressions.families import (
 )
 from tfp_dpvi.regressions.measured import measure
 from tfp_dpvi.regressions.outcomes import FAMILIES
-from tfp_dpvi.regressions.result import Parts, Regression
+from tfp_dpvi.regressions.parts import Parts
+from tfp_dpvi.regressions.result import Regression
 
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData

@@ -589,10 +589,37 @@ FAMILIES: dict[str, Family] = {
 """The families by name."""
 
 
+def expected(
+    family: Family,
+    scores: tf.Tensor,
+    own: Own,
+    outcome: Outcome,
+    trials: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Returns expected outcomes in the units of the formula, float64 [S, n].
+
+    Of categorical and ordinal outcomes they are the levels' probabilities, [S, n, levels].
+
+    Args:
+      family: The family.
+      scores: Draws of scores, float64 [S, n, blocks].
+      own: Draws of the family's own parameters, in the first dimension.
+      outcome: How the outcome enters.
+      trials: Numbers of trials, shape [n], of a family that has them.
+    """
+    distribution = _distribution(family, scores, own, outcome, trials)
+    if isinstance(distribution, tfd.Categorical):
+        return distribution.probs_parameter()
+    if isinstance(distribution, tfd.OrderedLogistic):
+        return distribution.categorical_probs()
+    unit, base = (outcome.scale, outcome.location) if family.is_scaled else (1.0, 0.0)
+    return distribution.mean() * unit + base
+
+
 def predicted(
     family: Family,
     scores: np.ndarray,
-    own: dict[str, np.ndarray],
+    own: Mapping[str, np.ndarray],
     outcome: Outcome,
     seed: int,
     trials: np.ndarray | None = None,
@@ -609,17 +636,24 @@ def predicted(
       seed: The seed of outcomes.
       trials: Numbers of trials, shape [n], of a family that has them.
     """
-    parameters = {name: tf.constant(part[:, None]) for name, part in own.items()}
-    if trials is not None:
-        parameters["trials"] = tf.constant(trials, scores.dtype)
-    score = scores if isinstance(family, CategoricalLevels) else scores[:, :, 0]
-    distribution = family.distribution(tf.constant(score), parameters, outcome)
-    if isinstance(distribution, tfd.Categorical):
-        shares = distribution.probs_parameter().numpy()
-        return shares, shares
-    if isinstance(distribution, tfd.OrderedLogistic):
-        shares = distribution.categorical_probs().numpy()
-        return shares, shares
+    mean = expected(family, scores, own, outcome, trials).numpy()
+    if mean.ndim == 3:
+        return mean, mean
     unit, base = (outcome.scale, outcome.location) if family.is_scaled else (1.0, 0.0)
-    mean, drawn = distribution.mean().numpy(), distribution.sample(seed=[seed, 1]).numpy()
-    return mean * unit + base, drawn * unit + base
+    distribution = _distribution(family, scores, own, outcome, trials)
+    return mean, distribution.sample(seed=[seed, 1]).numpy() * unit + base
+
+
+def _distribution(
+    family: Family,
+    scores: tf.Tensor,
+    own: Own,
+    outcome: Outcome,
+    trials: tf.Tensor | None,
+) -> tfd.Distribution:
+    parameters = {name: tf.convert_to_tensor(part)[:, None] for name, part in own.items()}
+    scores = tf.convert_to_tensor(scores)
+    if trials is not None:
+        parameters["trials"] = tf.cast(trials, scores.dtype)
+    score = scores if isinstance(family, CategoricalLevels) else scores[:, :, 0]
+    return family.distribution(score, parameters, outcome)

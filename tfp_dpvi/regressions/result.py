@@ -9,12 +9,13 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi import export
 from tfp_dpvi.checking import CheckTable, PrivateChecks
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
@@ -24,7 +25,8 @@ from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels
-from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome, predicted
+from tfp_dpvi.regressions.outcomes import Outcome, predicted
+from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.population import (
     Outcomes,
     Strata,
@@ -33,6 +35,7 @@ from tfp_dpvi.regressions.population import (
     make_strata,
     table,
 )
+from tfp_dpvi.regressions.serving import predict_signature
 from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
 
 if TYPE_CHECKING:
@@ -43,155 +46,6 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 4000
 _NUM_PREDICTIVE = 1000
 _SHARES = ("noise", "data", "prior")
-
-
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """A regression's model as plain values.
-
-    Attributes:
-      family: The family.
-      outcome: How the outcome enters.
-      layout: The columns of the inputs.
-      coefficients: Prior mean and deviation of each coefficient, on the model's scale.
-      intercept: Those of the intercept or the first threshold.
-      location: What is subtracted from each common column.
-      scale: What it is divided by.
-      measured: Columns whose typical values or shares were released first.
-      share: The share of epsilon and delta for that release.
-      weights: The column of weights, or "".
-      max_weight: The largest weight, by the schema; 0 without weights.
-    """
-
-    family: str
-    outcome: Outcome
-    layout: Layout
-    coefficients: tuple[tuple[float, float], ...]
-    intercept: tuple[float, float]
-    location: tuple[float, ...]
-    scale: tuple[float, ...]
-    measured: tuple[str, ...] = ()
-    share: float = 0.0
-    weights: str = ""
-    max_weight: float = 0.0
-
-    @property
-    def kind(self) -> Family:
-        """The family's class."""
-        return FAMILIES[self.family]
-
-    @property
-    def base(self) -> float:
-        """The number that the model subtracts from an outcome: 0 if it is not scaled."""
-        return self.outcome.location if self.kind.is_scaled else 0.0
-
-    @property
-    def prior(self) -> dict[str, Any]:
-        """Arguments of `make_prior`."""
-        return {
-            **self.likelihood,
-            "coefficients": [list(pair) for pair in self.coefficients],
-            "intercept": list(self.intercept),
-        }
-
-    @property
-    def likelihood(self) -> dict[str, Any]:
-        """Arguments of `likelihood`."""
-        outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
-        outcome["cuts"] = list(outcome["cuts"])
-        layout["group_sizes"] = list(layout["group_sizes"])
-        return {"family": self.family, "outcome": outcome, "layout": layout}
-
-    @property
-    def num_coefficients(self) -> int:
-        """The number of parameters that the likelihood reads."""
-        layout, levels = self.layout, self.outcome.levels
-        if self.family == "categorical":
-            return (levels - 1) * (layout.num_common + layout.has_intercept)
-        # The first threshold of an ordinal outcome is an intercept.
-        own = self.kind.num_own(self.outcome) + (self.family == "ordinal")
-        return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
-
-    def inputs(self, rows: Rows) -> np.ndarray:
-        """Returns the model's inputs, float32 [n, columns].
-
-        Args:
-          rows: Design rows.
-        """
-        common = (rows.common - np.array(self.location)) / np.array(self.scale)
-        offset = rows.offset[:, None] / self.outcome.scale
-        columns = [common, offset, rows.groups, rows.trials]
-        return np.concatenate(columns, axis=1).astype(np.float32)
-
-    def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:
-        """Returns draws of named numbers in the units of the formula, each of shape [S].
-
-        Args:
-          draws: Draws of the model's parameters, in the first dimension.
-          design: The design.
-        """
-        unit = self.outcome.scale
-        num = self.layout.num_common
-        blocks = self.outcome.levels - 1 if self.family == "categorical" else 1
-        size = len(next(iter(draws.values())))
-        scaled = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
-        slopes = scaled * unit / np.array(self.scale)
-        shift = slopes @ np.array(self.location)
-        named: dict[str, np.ndarray] = {}
-        names = [""]
-        if self.family == "categorical":
-            levels = outcome_levels(design.schema.columns[design.outcome])
-            names = [f"{level}: " for level in levels[1:]]
-        for block, start in enumerate(names):
-            if self.layout.has_intercept:
-                intercept = draws["intercept"].reshape(size, blocks)[:, block] * unit
-                named[f"{start}Intercept"] = self.base + intercept - shift[:, block]
-            for place, label in enumerate(design.labels):
-                named[f"{start}{label}"] = slopes[:, block, place]
-        if self.family == "ordinal":
-            levels = outcome_levels(design.schema.columns[design.outcome])
-            gaps = draws.get("gaps", np.zeros([size, 0]))
-            for place in range(len(levels) - 1):
-                cut = draws["threshold"] + gaps[:, :place].sum(axis=1) + shift[:, 0]
-                named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
-        own = {name: draws[name] for name in self.kind.own(self.outcome, 1.0)}
-        named.update(self.kind.in_units(own, unit))
-        first = 0
-        for place, group in enumerate(design.groups):
-            named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit
-            for number, label in enumerate(group.labels):
-                named[label] = draws["group"][:, first + number] * unit
-            first += len(group.labels)
-        if self.layout.unit:
-            named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit
-        return named
-
-    def names_of_model(self, design: Design) -> dict[str, str]:
-        """Returns, by the names in the user's units, the names of the model's parameters.
-
-        Args:
-          design: The design.
-        """
-        num = self.layout.num_common
-        found: dict[str, str] = {}
-        starts = [""]
-        if self.family == "categorical":
-            levels = outcome_levels(design.schema.columns[design.outcome])
-            starts = [f"{level}: " for level in levels[1:]]
-        for block, start in enumerate(starts):
-            entry = f"[{block}]" if self.family == "categorical" else ""
-            found[f"{start}Intercept"] = f"intercept{entry}"
-            for place, label in enumerate(design.labels):
-                found[f"{start}{label}"] = f"coefficients[{block * num + place}]"
-        first = 0
-        for place, group in enumerate(design.groups):
-            found[f"sd({group.name})"] = f"group_sd[{place}]"
-            for number, label in enumerate(group.labels):
-                found[label] = f"group[{first + number}]"
-            first += len(group.labels)
-        if self.layout.unit:
-            found[f"sd(1|{self.layout.unit})"] = "unit_sd"
-        return {**found, **{name: name for name in self.kind.own(self.outcome, 1.0)}}
 
 
 class Regression:
@@ -335,16 +189,16 @@ class Regression:
 
     def report(self) -> str:
         """Returns the privacy report, the schema, every choice and the warnings, as text."""
-        return "\n\n".join(
-            [
-                self._heading(),
-                "Warnings: " + ("; ".join(self.warnings) or "none") + ".",
-                "Public, by the schema:\n" + str(self.design.schema),
-                "Choices:\n" + "\n".join(f"- {choice}" for choice in self.choices()),
-                *([] if self.private_checks is None else [str(self.private_checks)]),
-                str(self.model.privacy_report()),
-            ]
-        )
+        return "\n\n".join([self._heading(), *self._described(), str(self.model.privacy_report())])
+
+    def _described(self) -> list[str]:
+        """Returns the paragraphs of a report that are not about privacy."""
+        return [
+            "Warnings: " + ("; ".join(self.warnings) or "none") + ".",
+            "Public, by the schema:\n" + str(self.design.schema),
+            "Choices:\n" + "\n".join(f"- {choice}" for choice in self.choices()),
+            *([] if self.private_checks is None else [str(self.private_checks)]),
+        ]
 
     def _heading(self) -> str:
         report = self.model.privacy_report()
@@ -591,21 +445,38 @@ class Regression:
             spread = 1.0 / draws["alpha"][:, None]
         return strata, Outcomes(self.parts.family, numbers, mean, spread)
 
-    def effects(self, name: str, num: int = 50, level: float = 0.94) -> pandas.DataFrame:
+    def effects(
+        self,
+        name: str,
+        num: int = 50,
+        level: float = 0.94,
+        at: Mapping[str, float | str] | None = None,
+    ) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.
 
         Args:
           name: The covariate.
           num: The number of values of a numeric covariate, between its bounds.
           level: The probability of the intervals.
+          at: Values of other covariates instead of their typical ones, such as those at which an
+            interaction is to be seen.
 
         Returns:
           As `predict`, with the covariate's values in the first column.
+
+        Raises:
+          ValueError: A name is no covariate, or a value of `at` is not allowed by the schema.
         """
         design = self.design
-        if name not in design.schema.columns or name == design.outcome:
-            known = [each for each in design.schema.names if each != design.outcome]
+        known = [each for each in design.schema.names if each != design.outcome]
+        if name not in known:
             raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(known)}.")
+        fixed = dict(at or {})
+        others = [each for each in known if each != name]
+        if unknown := [each for each in fixed if each not in others]:
+            raise ValueError(
+                f"at has {unknown}, which are no other covariates: use {', '.join(others)}."
+            )
         column = design.schema.columns[name]
         values: Any
         if isinstance(column, Numeric):
@@ -613,11 +484,9 @@ class Regression:
             values = np.unique(np.round(values)) if column.step else values
         else:
             values = column.values(np.arange(column.num_levels), np.random.default_rng(0))
-        records = {
-            other: _typical(each, len(values))
-            for other, each in design.schema.columns.items()
-            if other != design.outcome
-        }
+        records = {other: _typical(design.schema.columns[other], len(values)) for other in others}
+        for other, value in fixed.items():
+            records[other] = np.full(len(values), value)
         records[name] = values
         table = self.predict(records, level)
         table.insert(0, name, values)
@@ -671,6 +540,43 @@ class Regression:
             with zipfile.ZipFile(path, "w") as archive:
                 archive.write(inner, "model.keras")
                 archive.writestr("regression.json", text)
+
+    def export(
+        self, path: str | os.PathLike[str], *, level: float = 0.94, overwrite: bool = False
+    ) -> None:
+        """Writes a SavedModel of `predict` that needs TensorFlow alone, with its privacy report.
+
+        Its `predict` takes the covariates' columns by name, in the units of the schema, and returns
+        "mean", "mean_low" and "mean_high" of the expected outcome: those of `Regression.predict`.
+        Beside it are a model card (`README.md`), the privacy report
+        (`assets.extra/privacy_report.json`), and coefficients, schema and every choice
+        (`assets.extra/regression.txt`).
+
+        Args:
+          path: The folder to write, new or empty.
+          level: The probability of the intervals, which are central.
+          overwrite: Whether to replace an earlier export.
+
+        Raises:
+          ValueError: The path is taken or not writable, or the formula has terms that TensorFlow
+            alone does not compute: others than columns, categories, `np.exp`, `np.log`, `np.log1p`,
+            `np.sqrt`, `np.square`, and their products.
+
+        #### Formal guarantee
+
+        The folder is a function of the released posterior, the schema and the formula. It has no
+        record, identifier, ledger or key, and not the data set's name.
+        """
+        level = check.probability("level", level)
+        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        export.write(
+            path,
+            [predict_signature(self.design, self.parts, draws, level)],
+            self.model.privacy_report(),
+            title=self._heading(),
+            overwrite=overwrite,
+            texts={"regression.txt": "\n\n".join([repr(self), *self._described()]) + "\n"},
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Regression:

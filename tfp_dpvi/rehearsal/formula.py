@@ -19,7 +19,7 @@ from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
 from tfp_dpvi.regressions.outcomes import TYPICAL
-from tfp_dpvi.regressions.result import Parts
+from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.words import in_own_words
 from tfp_dpvi.rehearsal.call import RehearsalPlan, run
 from tfp_dpvi.rehearsal.result import Rehearsal

@@ -1,0 +1,161 @@
+"""A regression's model as plain values, and its parameters in the units of the formula."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tfp_dpvi.regressions.design import Design, Rows
+from tfp_dpvi.regressions.families import Layout, outcome_levels
+from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A regression's model as plain values.
+
+    Attributes:
+      family: The family.
+      outcome: How the outcome enters.
+      layout: The columns of the inputs.
+      coefficients: Prior mean and deviation of each coefficient, on the model's scale.
+      intercept: Those of the intercept or the first threshold.
+      location: What is subtracted from each common column.
+      scale: What it is divided by.
+      measured: Columns whose typical values or shares were released first.
+      share: The share of epsilon and delta for that release.
+      weights: The column of weights, or "".
+      max_weight: The largest weight, by the schema; 0 without weights.
+    """
+
+    family: str
+    outcome: Outcome
+    layout: Layout
+    coefficients: tuple[tuple[float, float], ...]
+    intercept: tuple[float, float]
+    location: tuple[float, ...]
+    scale: tuple[float, ...]
+    measured: tuple[str, ...] = ()
+    share: float = 0.0
+    weights: str = ""
+    max_weight: float = 0.0
+
+    @property
+    def kind(self) -> Family:
+        """The family's class."""
+        return FAMILIES[self.family]
+
+    @property
+    def base(self) -> float:
+        """The number that the model subtracts from an outcome: 0 if it is not scaled."""
+        return self.outcome.location if self.kind.is_scaled else 0.0
+
+    @property
+    def prior(self) -> dict[str, Any]:
+        """Arguments of `make_prior`."""
+        return {
+            **self.likelihood,
+            "coefficients": [list(pair) for pair in self.coefficients],
+            "intercept": list(self.intercept),
+        }
+
+    @property
+    def likelihood(self) -> dict[str, Any]:
+        """Arguments of `likelihood`."""
+        outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
+        outcome["cuts"] = list(outcome["cuts"])
+        layout["group_sizes"] = list(layout["group_sizes"])
+        return {"family": self.family, "outcome": outcome, "layout": layout}
+
+    @property
+    def num_coefficients(self) -> int:
+        """The number of parameters that the likelihood reads."""
+        layout, levels = self.layout, self.outcome.levels
+        if self.family == "categorical":
+            return (levels - 1) * (layout.num_common + layout.has_intercept)
+        # The first threshold of an ordinal outcome is an intercept.
+        own = self.kind.num_own(self.outcome) + (self.family == "ordinal")
+        return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
+
+    def inputs(self, rows: Rows) -> np.ndarray:
+        """Returns the model's inputs, float32 [n, columns].
+
+        Args:
+          rows: Design rows.
+        """
+        common = (rows.common - np.array(self.location)) / np.array(self.scale)
+        offset = rows.offset[:, None] / self.outcome.scale
+        columns = [common, offset, rows.groups, rows.trials]
+        return np.concatenate(columns, axis=1).astype(np.float32)
+
+    def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:
+        """Returns draws of named numbers in the units of the formula, each of shape [S].
+
+        Args:
+          draws: Draws of the model's parameters, in the first dimension.
+          design: The design.
+        """
+        unit = self.outcome.scale
+        num = self.layout.num_common
+        blocks = self.outcome.levels - 1 if self.family == "categorical" else 1
+        size = len(next(iter(draws.values())))
+        scaled = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
+        slopes = scaled * unit / np.array(self.scale)
+        shift = slopes @ np.array(self.location)
+        named: dict[str, np.ndarray] = {}
+        names = [""]
+        if self.family == "categorical":
+            levels = outcome_levels(design.schema.columns[design.outcome])
+            names = [f"{level}: " for level in levels[1:]]
+        for block, start in enumerate(names):
+            if self.layout.has_intercept:
+                intercept = draws["intercept"].reshape(size, blocks)[:, block] * unit
+                named[f"{start}Intercept"] = self.base + intercept - shift[:, block]
+            for place, label in enumerate(design.labels):
+                named[f"{start}{label}"] = slopes[:, block, place]
+        if self.family == "ordinal":
+            levels = outcome_levels(design.schema.columns[design.outcome])
+            gaps = draws.get("gaps", np.zeros([size, 0]))
+            for place in range(len(levels) - 1):
+                cut = draws["threshold"] + gaps[:, :place].sum(axis=1) + shift[:, 0]
+                named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
+        own = {name: draws[name] for name in self.kind.own(self.outcome, 1.0)}
+        named.update(self.kind.in_units(own, unit))
+        first = 0
+        for place, group in enumerate(design.groups):
+            named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit
+            for number, label in enumerate(group.labels):
+                named[label] = draws["group"][:, first + number] * unit
+            first += len(group.labels)
+        if self.layout.unit:
+            named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit
+        return named
+
+    def names_of_model(self, design: Design) -> dict[str, str]:
+        """Returns, by the names in the user's units, the names of the model's parameters.
+
+        Args:
+          design: The design.
+        """
+        num = self.layout.num_common
+        found: dict[str, str] = {}
+        starts = [""]
+        if self.family == "categorical":
+            levels = outcome_levels(design.schema.columns[design.outcome])
+            starts = [f"{level}: " for level in levels[1:]]
+        for block, start in enumerate(starts):
+            entry = f"[{block}]" if self.family == "categorical" else ""
+            found[f"{start}Intercept"] = f"intercept{entry}"
+            for place, label in enumerate(design.labels):
+                found[f"{start}{label}"] = f"coefficients[{block * num + place}]"
+        first = 0
+        for place, group in enumerate(design.groups):
+            found[f"sd({group.name})"] = f"group_sd[{place}]"
+            for number, label in enumerate(group.labels):
+                found[label] = f"group[{first + number}]"
+            first += len(group.labels)
+        if self.layout.unit:
+            found[f"sd(1|{self.layout.unit})"] = "unit_sd"
+        return {**found, **{name: name for name in self.kind.own(self.outcome, 1.0)}}
