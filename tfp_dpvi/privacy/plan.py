@@ -17,7 +17,7 @@ from tfp_dpvi.privacy.tradeoff import AttackBound
 from tfp_dpvi.privacy.unit import PersonUnit
 
 PLAN_SCHEMA_VERSION = 1
-_SOMETIMES = ("purpose", "metrics", "randomness", "person")
+_SOMETIMES = ("purpose", "metrics", "randomness", "person", "summed_over")
 #: The fields that epsilon depends on, none of which is left to a default.
 _NEEDED = (
     *("sampling", "noise_multiplier", "num_releases"),
@@ -47,6 +47,9 @@ class PrivacyPlan:
         generator; else empty.
       person: What a person is, if the sums are of one contribution of each person instead of each
         row; "record" below then means all rows of a person. None if a row is a record.
+      summed_over: None if the released sums are seen as they are. Otherwise the number of messages
+        like this one, with noise of their own, of which only the sum is seen: the price is that of
+        the sum, and `of_message` has that of the message. Epsilon depends on it.
 
     #### Formal guarantee
 
@@ -55,6 +58,7 @@ class PrivacyPlan:
     standard deviation `noise_multiplier * l2_norm_clip` on every coordinate, fresh in every
     release. Then all releases and everything computed from them are (`epsilon(delta)`,
     delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
+    With `summed_over` this holds for their sums with the releases of others, see `price_sum`.
 
     Under "add_or_remove_one" the guarantee is about whether a record takes part. A change of an
     attribute, such as a label, replaces a record. For it the releases are only
@@ -88,6 +92,7 @@ class PrivacyPlan:
     metrics: tuple[str, ...] = ()
     randomness: str = ""
     person: PersonUnit | None = None
+    summed_over: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -115,6 +120,8 @@ class PrivacyPlan:
         check.one_of("randomness", self.randomness, ("", "secure"))
         if self.person is not None and not isinstance(self.person, PersonUnit):
             raise TypeError(f"person={check.shown(self.person)} is no PersonUnit, nor None.")
+        if self.summed_over is not None:
+            put(self, "summed_over", check.count("summed_over", self.summed_over, 1))
         if self.purpose is not None:
             check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)
@@ -133,10 +140,16 @@ class PrivacyPlan:
             return dp_accounting.NoOpDpEvent()
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
         return self.sampling.dp_event(
-            dp_accounting.GaussianDpEvent(self.noise_multiplier / unit), num_releases
+            dp_accounting.GaussianDpEvent(self.noise_multiplier / self._unit), num_releases
         )
+
+    @property
+    def _unit(self) -> float:
+        """The sensitivity over one message's noise multiplier, in the accountants' convention."""
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        # Variances of independent noise add.
+        return unit if self.summed_over is None else unit / math.sqrt(self.summed_over)
 
     def epsilon(self, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
         """Returns the epsilon of all releases, together with earlier ones.
@@ -177,6 +190,10 @@ class PrivacyPlan:
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
+
+    def of_message(self) -> "PrivacyPlan":
+        """Returns the plan for who sees the released sums themselves; see `summed_over`."""
+        return self.replace(summed_over=None)
 
     @classmethod
     def calibrate(
@@ -245,8 +262,7 @@ class PrivacyPlan:
           share: The share of squared mu, above 0.
         """
         rate = getattr(self.sampling, "probability", 1.0)
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-        noise = rate * unit * math.sqrt(self.num_releases / share)
+        noise = rate * self._unit * math.sqrt(self.num_releases / share)
         return self.replace(noise_multiplier=noise)
 
     def scaled_as(self, before: "PrivacyPlan", after: "PrivacyPlan") -> "PrivacyPlan":
@@ -263,9 +279,8 @@ class PrivacyPlan:
         """Returns a rough noise multiplier for an epsilon that is left."""
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
         guess = calibration.guess_noise_multiplier(left, delta, q, self.num_releases, replace)
-        return unit * guess
+        return self._unit * guess
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""
