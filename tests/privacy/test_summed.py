@@ -170,9 +170,9 @@ def test_words_round_prices_up():
     words = price_sum(sums_plan(), DELTA, num_hospitals=5, missing=1).in_words
     assert words.startswith("epsilon ")
     assert "the sum of 4 hospitals' messages alone" in words
-    assert "1 of these hospitals, which knows its own noise" in words
+    assert "a curious hospital among them, which knows its own noise" in words
     two = price_sum(sums_plan(), DELTA, num_hospitals=5, curious=2).in_words
-    assert "2 of these hospitals together, which know their own noise" in two
+    assert "2 curious hospitals among them together, which know their own noise" in two
 
 
 def test_messages_that_are_rounded_each_make_a_rounding_of_the_one_sum():

@@ -77,6 +77,12 @@ class PrivacyPlan:
     >>> round(plan.noise_multiplier, 2), round(plan.epsilon(1e-5), 2)
     (1.42, 1.0)
 
+    A release that is only seen added to three others, and the same release by itself:
+
+    >>> shared = PrivacyPlan(FullBatch(), noise_multiplier=2.0, num_releases=1, summed_over=4)
+    >>> round(shared.epsilon(1e-5), 2), round(shared.of_message().epsilon(1e-5), 2)
+    (0.93, 1.99)
+
     ```
     """
 
@@ -274,6 +280,29 @@ class PrivacyPlan:
         """
         factor = after.noise_multiplier / before.noise_multiplier
         return self.replace(noise_multiplier=factor * self.noise_multiplier)
+
+    def with_noise_of(self, other: "PrivacyPlan", *, or_more: bool = False) -> "PrivacyPlan":
+        """Returns this plan with another plan's noise multiplier.
+
+        Args:
+          other: The other plan.
+          or_more: Whether to keep this plan's noise where it is larger.
+        """
+        noise = other.noise_multiplier
+        return self.replace(noise_multiplier=max(noise, self.noise_multiplier if or_more else 0.0))
+
+    def with_noise_over(self, factor: float) -> "PrivacyPlan":
+        """Returns this plan with its noise multiplier divided by a factor above 0, rounded up.
+
+        It has four significant digits, so that several machines come to one number.
+        """
+        noise = self.noise_multiplier / factor
+        unit = 10.0 ** (math.floor(math.log10(noise)) - 3)
+        return self.replace(noise_multiplier=float(f"{math.ceil(noise / unit) * unit:.4g}"))
+
+    def noise_over(self, other: "PrivacyPlan") -> float:
+        """Returns the ratio of this plan's noise multiplier to another's, which is above 0."""
+        return self.noise_multiplier / other.noise_multiplier
 
     def _guess(self, left: float, delta: float) -> float:
         """Returns a rough noise multiplier for an epsilon that is left."""

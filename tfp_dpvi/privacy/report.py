@@ -335,9 +335,9 @@ _IDENTIFIERS = (
     "identifiers are derived from: they are taken as they were passed, and never leave"
 )
 _SUMMED = (
-    "whoever sees a message of which only a sum should be seen, or two sums that differ in it: that "
-    "the secure aggregation keeps messages apart, and that others add their noise, is taken on "
-    "trust. Without this, {epsilon} holds at delta {delta:g}"
+    "whoever sees a message of which only a sum should be seen, or two such sums: that the secure "
+    "aggregation shows one sum alone, and that others add their noise, is taken on trust. Without "
+    "it, {epsilon} holds at delta {delta:g}"
 )
 _ATTRIBUTES = (
     "single attributes of a person who is known to take part, for example a diagnosis: changing "

@@ -1,4 +1,4 @@
-"""What a hospital's release costs, by how much of it is seen: its message, or a sum alone."""
+"""`price_sum`: epsilon of a hospital's release for who sees its message, and for who sees a sum."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -39,8 +39,10 @@ class SumPrices:
     @property
     def in_words(self) -> str:
         """All three in a sentence, rounded up."""
-        one = "1 of these hospitals, which knows its own noise"
-        several = f"{self.curious} of these hospitals together, which know their own noise"
+        one = "a curious hospital among them, which knows its own noise"
+        several = (
+            f"{self.curious} curious hospitals among them together, which know their own noise"
+        )
         parts = [
             f"{shown(self.sum_alone)} for who sees the sum of {self.num_present} hospitals' "
             "messages alone",
@@ -85,9 +87,9 @@ def price_sum(
     At least `num_hospitals - missing` messages are in the sum, each with independent Gaussian
     noise, which is added before anything leaves a hospital. Given what curious hospitals know,
     the sum is a Gaussian release with the variance of the other messages' noise: at least
-    `num_hospitals - missing - curious` times that of the plan. One sum alone may ever be seen: of two
-    that differ in a message, the difference is that message. That no message is seen is an
-    assumption, on which `message` does not rest.
+    `num_hospitals - missing - curious` times that of the plan. One sum alone may ever be seen: the
+    difference of two may be a message. That no message is seen is an assumption, on which `message`
+    does not rest.
 
     Rounding of messages to one grid costs nothing: up to probabilities below 1e-300 at spacings of
     at most a standard deviation over 40, their sum is distributed as the rounding of that Gaussian
