@@ -1,10 +1,10 @@
 """Narrower intervals for trust in what adds up: a study with and without a `TrustedSum`, rehearsed.
 
-    python benchmarks/trusted_sum.py [--num 60] [--quick] [--out docs/figures]
+    python benchmarks/trusted_sum.py [--num 40] [--quick] [--out docs/figures]
 
-Five hospitals of 300 records each and epsilon 1 fit a logistic regression of five coefficients.
+Five hospitals of 600 records each and epsilon 1 fit a logistic regression of five coefficients.
 Each has noise for its own message; or a share of the noise of a sum against whoever sees the sum
-alone, or against one or two curious hospitals. Beside them one hospital holds all 1,500 records.
+alone, or against one or two curious hospitals. Beside them one hospital holds all 3,000 records.
 Widths and coverage are of 90 % intervals. Prices are of rounds and sums together.
 """
 
@@ -22,7 +22,7 @@ import tfp_dpvi as dpvi
 from tfp_dpvi import federated
 
 tfd = tfp.distributions
-HOSPITALS, RECORDS, WIDTH = 5, 300, 5
+HOSPITALS, RECORDS, WIDTH = 5, 600, 5
 EPSILON, DELTA = 1.0, 1e-5
 ROUNDS = 10
 TRUTH = (0.8, -0.5, 0.3, 0.0, -0.2)
@@ -87,7 +87,7 @@ def row(name, trusted_sum, hospitals, num):
 def main():
     """Prints the rows as JSON, and writes them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--num", type=int, default=60, help="simulated data sets of each row")
+    parser.add_argument("--num", type=int, default=40, help="simulated data sets of each row")
     parser.add_argument("--quick", action="store_true", help="two data sets of each row")
     parser.add_argument("--out", default="docs/figures", help="folder of trusted_sum.json")
     options = parser.parse_args()
