@@ -1,6 +1,7 @@
 """Sums that are only seen added up: what hospitals add, what each observer is told, and who is refused."""
 
 import dataclasses
+import sys
 import types
 
 import numpy as np
@@ -205,10 +206,27 @@ def test_a_total_lacks_no_more_hospitals_than_were_priced(study, refiner):
     assert aggregation.total().num_records == 80
 
 
+def test_a_worker_trusts_only_if_its_hospital_says_so(study, monkeypatch, tmp_path):
+    x, y = records()
+    np.savez(tmp_path / "records.npz", x=x, y=y)
+    module = types.ModuleType("the_study")
+    module.make = lambda: study
+    monkeypatch.setitem(sys.modules, "the_study", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    served = []
+    monkeypatch.setattr(worker, "serve", lambda hospital, *_, **__: served.append(hospital))
+    command = ["--study", "the_study:make", "--data", f"{tmp_path / 'records.npz'}"]
+    command += ["--name", "berlin", "--epsilon", "1", "--rounds", "2", "--rehearsal"]
+    command += ["--socket", f"{tmp_path / 'socket'}"]
+    for number, more in enumerate([[], ["--trusts-sum"]]):
+        assert worker.main([*command, "--ledger", f"{tmp_path / f'{number}.ledger'}", *more]) == 0
+    assert [hospital.trusts_sum for hospital in served] == [False, True]
+
+
 # ------------------------------------------------------------------------------------------ a whole study
 
 
-def test_a_study_ends_with_a_total_and_says_both_prices(study, tmp_path):
+def test_a_study_ends_with_a_total_and_says_both_prices(study):
     history = simulate(
         study,
         {name: records(seed) for seed, name in enumerate(NAMES)},

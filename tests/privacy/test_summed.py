@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import dp_accounting
 import numpy as np
@@ -191,3 +192,12 @@ def test_messages_that_are_rounded_each_make_a_rounding_of_the_one_sum():
     wide = stats.norm(scale=math.sqrt(2.0))
     one = (wide.cdf(at + grid / 2.0) - wide.cdf(at - grid / 2.0)) @ weights / 2.0
     np.testing.assert_allclose(together, one, atol=1e-13)
+
+
+def test_the_guide_shows_these_prices():
+    guide = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "consortium.md"
+    central = PrivacyPlan.calibrate(epsilon=1.0, delta=DELTA, sampling=FullBatch(), num_releases=1)
+    share = central.replace(noise_multiplier=central.noise_multiplier / 5**0.5)
+    for curious, missing in [(1, 0), (2, 0), (1, 1)]:
+        prices = price_sum(share, DELTA, num_hospitals=5, curious=curious, missing=missing)
+        assert f"    {prices.in_words}\n" in guide.read_text()
