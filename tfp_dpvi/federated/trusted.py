@@ -153,7 +153,7 @@ class AgreedSum:
         """Returns a text for the terms of a study, the same on all machines."""
         both = {"trust": dataclasses.asdict(self.trust), "plan": self.plan.to_json()}
         # Machines may differ in last digits.
-        rounded = json.loads(json.dumps(both), parse_float=lambda text: float(f"{float(text):.9g}"))
+        rounded = json.loads(json.dumps(both), parse_float=_rounded)
         return json.dumps(rounded, sort_keys=True)
 
     @classmethod
@@ -171,3 +171,7 @@ class AgreedSum:
         parts = [field.name for field in dataclasses.fields(TrustedSum)]
         trust = check.fields("trust", fields["trust"], needed=parts, known=parts)
         return cls(TrustedSum(**trust), PrivacyPlan.from_json(fields["plan"]))
+
+
+def _rounded(text: str) -> float:
+    return float(f"{float(text):.12g}")

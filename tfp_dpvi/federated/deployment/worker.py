@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--trusts-sum",
         action="store_true",
-        help="epsilon is the price of sums that are seen added up alone, of the study's trusted_sum",
+        help="epsilon is the price of a total: trusts who adds up sums, as the study says",
     )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen at")
     client = parser.add_mutually_exclusive_group(required=True)
