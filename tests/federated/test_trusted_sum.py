@@ -28,7 +28,7 @@ from tfp_dpvi.federated import (
 )
 from tfp_dpvi.federated.deployment import worker
 from tfp_dpvi.federated.refiner import Refiner
-from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger
+from tfp_dpvi.privacy import BudgetExhaustedError, FullBatch, PrivacyLedger, PrivacyPlan
 
 DELTA = 1e-5
 NAMES = ("berlin", "munich", "paris")
@@ -160,6 +160,28 @@ def test_the_aggregation_alone_gets_sums_once(study, refiner):
     assert declined.sums is None
     assert "once" in declined.reason
     assert hospital_of(study, refiner, ledger=ledger).sum_prices == hospital.sum_prices
+
+
+def test_a_hospital_that_comes_back_without_budget_declines(study, refiner):
+    ledger = PrivacyLedger()
+    first = hospital_of(study, refiner, ledger=ledger)
+    prior = study.terms.prior
+    round_task = Task(study.terms.identity, "berlin", "r", 0, prior, prior)
+    assert first.answer(round_task.to_bytes())
+    elsewhere = PrivacyPlan(FullBatch(), 2.0, 1)
+    with ledger.reserved(elsewhere):
+        pass
+    back = hospital_of(study, refiner, ledger=ledger)
+    assert back._plan == first._plan
+    task = Task(study.terms.identity, "berlin", "sum", 0, prior, prior, last=True)
+    declined = Reply.from_bytes(back.answer_sum(task.to_bytes()), study.terms)
+    assert declined.sums is None
+    assert "the budget does not allow them" in declined.reason
+    aggregation = aggregation_of(study)
+    (asked, *_) = aggregation.due()
+    reply = answer(asked, None, reason=declined.reason)
+    assert not aggregation.receive("berlin", reply)
+    assert "the budget does not allow them" in aggregation.refused[0]
 
 
 def test_a_total_is_shown_once_and_only_of_enough_hospitals(study, refiner):

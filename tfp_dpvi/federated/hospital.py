@@ -264,7 +264,9 @@ class Hospital:
         )
         plan = plan.with_noise_of(self._agreed.plan)
         price = plan.epsilon(self.delta, self.ledger.events())
-        if not self._steps_charged(plan) and price >= self.epsilon:
+        # One that comes back says so where it is asked, as for rounds that its budget lacks.
+        is_new = self._earlier(self._plan) is None and not self._steps_charged(plan)
+        if is_new and price >= self.epsilon:
             raise BudgetExhaustedError(
                 f"epsilon={self.epsilon:g}: with the study's agreed noise the sums alone bring "
                 f"these records to {price:.4g}; this call spent no privacy.\n"
