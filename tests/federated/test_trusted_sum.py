@@ -266,6 +266,7 @@ def test_a_study_ends_with_a_total_and_says_both_prices(study):
     text = " ".join(str(report).split())
     assert "this hospital trusts the trust office to show the sums" in text
     assert "for who sees the sum of 3 hospitals' messages alone" in text
+    assert "a person with records in two hospitals is two records" in text
     with pytest.raises(ValueError, match="weights"):
         study.calibrated_posterior(history, weights="precision")
 

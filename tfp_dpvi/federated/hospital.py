@@ -535,7 +535,14 @@ def _trust_caveat(agreed: AgreedSum, prices: SumPrices, trusts_sum: bool) -> str
         else f"this hospital does not count on {by}, which adds up the sums of the last phase: it "
         "is charged for its message"
     )
-    return f"{charged}. All rounds and the sums are planned to cost {prices.in_words}."
+    # Two summands of one total move, which is no composition of two releases.
+    twice = (
+        " In a total, a person with records in two hospitals is two records: epsilons add up, and "
+        "delta grows by a factor of 1 + exp(epsilon)."
+        if trusts_sum
+        else ""
+    )
+    return f"{charged}. All rounds and the sums are planned to cost {prices.in_words}.{twice}"
 
 
 @functools.lru_cache(maxsize=64)
