@@ -10,11 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tfp_dpvi import _deprecation
+from tfp_dpvi.federated.aggregation import Aggregation
 from tfp_dpvi.federated.factors import Factor, guard, product
 from tfp_dpvi.federated.messages import MessageError, Reply, StudyTerms, Task
 from tfp_dpvi.federated.server import Asynchronous, Round, Schedule, Sequential, Server, Synchronous
 from tfp_dpvi.federated.status import write_status
 from tfp_dpvi.federated.sums import SiteSums
+from tfp_dpvi.federated.trusted import AgreedSum, TrustedSum
 
 if TYPE_CHECKING:
     from tfp_dpvi.federated.calibrated import StudyDraws, StudyPosterior
@@ -31,6 +33,8 @@ _LATER |= {"RegressionStudy": "formula", "rehearse_study": "rehearsal"}
 _LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
 __all__ = [
+    "Aggregation",
+    "AgreedSum",
     "Asynchronous",
     "Factor",
     "History",
@@ -50,6 +54,7 @@ __all__ = [
     "StudyTerms",
     "Synchronous",
     "Task",
+    "TrustedSum",
     "guard",
     "hospital_of",
     "product",

@@ -41,15 +41,15 @@ _NEAR = 0.05
 
 
 class Released(Protocol):
-    """The last phase, as a server or a history knows it.
+    """The last phase, as a server, an aggregation or a history knows it."""
 
-    Attributes:
-      place: The posterior at whose mean the sums were released, or None before.
-      sums: Each hospital's sums.
-    """
+    @property
+    def place(self) -> Factor | None:
+        """The posterior at whose mean the sums were released, or None before."""
 
-    place: Factor | None
-    sums: dict[str, SiteSums]
+    @property
+    def sums(self) -> Mapping[str, SiteSums]:
+        """Each hospital's sums, or their total."""
 
 
 @dataclasses.dataclass(frozen=True)

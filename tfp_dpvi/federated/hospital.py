@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -24,6 +25,7 @@ from tfp_dpvi.federated.release import LocalRelease, ReleaseSettings, StepReleas
 from tfp_dpvi.federated.saved import replace_file
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.federated.sums import SiteSums
+from tfp_dpvi.federated.trusted import AgreedSum
 from tfp_dpvi.federated.window import SHARE, WindowRelease
 from tfp_dpvi.privacy import (
     BudgetExhaustedError,
@@ -31,6 +33,7 @@ from tfp_dpvi.privacy import (
     PrivacyLedger,
     PrivacyPlan,
     PrivacyReport,
+    SumPrices,
 )
 from tfp_dpvi.privacy.plan import calibrate_together
 
@@ -50,6 +53,11 @@ CALIBRATED_CAVEAT = (
 )
 # Purposes of plans.
 _ROUNDS, _SUMS = "releases", "sums"
+_MOST_OF_AGREED = 100.0
+_NOT_HERE = (
+    "the sums of this study are for its aggregation alone, which asks by `answer_sum`: neither a "
+    "server nor Flower gets them."
+)
 
 
 class Hospital:
@@ -78,6 +86,9 @@ class Hospital:
       unit_ids: The person of each row, as of `DPModel.fit`, where the study has
         `max_rows_per_unit`: a record is then a person.
       rows_beyond: "random" or "first": which rows of persons with more are used.
+      trusts_sum: In a study with a `trusted_sum`: whether this hospital trusts that its sums of
+        the last phase are seen added up alone, so that epsilon is the price of that. By default it
+        does not: it adds as much noise as its own message needs, and at least what is agreed on.
 
     Raises:
       TypeError, ValueError: An argument does not fit; nothing is spent.
@@ -91,7 +102,9 @@ class Hospital:
     it runs, and tasks are functions of earlier replies (adaptive composition). No setting of
     privacy is taken from a message. The sums of a calibrated study's last phase are one more
     Gaussian release at a public point, made once and charged before it runs; the noise of rounds
-    and sums is calibrated to epsilon together, two thirds of the budget being for the sums.
+    and sums is calibrated to epsilon together, two thirds of the budget being for the sums. With
+    `trusts_sum` the sums have the noise that the study agrees on, and all this holds for who sees
+    them added up alone, see `price_sum`; `sum_prices` and the report have the price for the others.
 
     ```python
     >>> import numpy as np
@@ -137,6 +150,7 @@ class Hospital:
         last_reply: str | os.PathLike[str] | None = None,
         unit_ids: Identifiers = None,
         rows_beyond: str = "random",
+        trusts_sum: bool = False,
     ) -> None:
         check_randomness(randomness, seed, "the hospital")
         self.study, self.name = study, check.text("name", name, "pass the hospital's name")
@@ -147,6 +161,7 @@ class Hospital:
         self._lock = threading.Lock()
         self._last_reply = None if last_reply is None else pathlib.Path(last_reply)
         self._last = self._read_last()  # The latest reply, by its request.
+        self._last_sum: dict[str, bytes] = {}  # Never in a file, and never for the server.
         self.num_calibrations = 0
         refiner = Refiner(study) if refiner is None else refiner
         settings = ReleaseSettings(
@@ -164,6 +179,10 @@ class Hospital:
         self.num_records = self._release.num_records
         self._window = self._make_window(settings, self._release)
         self._sums_plan: PrivacyPlan | None = None
+        self._agreed = study.agreed_sum
+        self.trusts_sum = trusts_sum
+        if trusts_sum and self._agreed is None:
+            raise ValueError("trusts_sum=True needs a study with a trusted_sum; leave it out.")
         self._calibrate(self._release.draft)
         self._release.begin(self._plan)
         if self._window is not None and self._sums_plan is not None:
@@ -207,8 +226,12 @@ class Hospital:
         self._plan = draft.replace(purpose=self._purpose(_ROUNDS))
         if self.epsilon is None:
             return
-        plans = [self._plan]
-        if self._window is not None:
+        plans, fixed = [self._plan], []
+        if self.trusts_sum:
+            self._sums_plan = self._trusting_plan()
+            if not self._steps_charged(self._sums_plan):
+                fixed.append(self._sums_plan.dp_event)
+        elif self._window is not None:
             plans.append(self._window.draft.replace(purpose=self._purpose(_SUMS)))
             shares = (1.0 - SHARE, SHARE)
             plans = [plan.for_share(share) for plan, share in zip(plans, shares, strict=True)]
@@ -220,16 +243,48 @@ class Hospital:
             self.num_calibrations += 1
             # Without names, so that hospitals of one simulation share what is computed.
             nameless = tuple(plan.replace(num_records=None, purpose=None) for plan in plans)
-            events = tuple(self.ledger.events())
+            events = (*self.ledger.events(), *fixed)
             first = _calibrated(nameless, self.epsilon, self.delta, events)[0]
             named = {"num_records": draft.num_records, "purpose": self._plan.purpose}
             self._plan = first.replace(**named)
-        if self._window is None:
+        if self._window is None or self.trusts_sum:
             return
         first, last = plans
         # As the rounds' noise, so that a hospital which comes back finds it again.
         known = self._earlier(last) or last.scaled_as(first, self._plan)
-        self._sums_plan = known.replace(num_releases=last.num_releases)
+        self._sums_plan = self._at_least_agreed(known.replace(num_releases=last.num_releases))
+
+    def _trusting_plan(self) -> PrivacyPlan:
+        """Returns the plan of sums with the noise agreed on, priced by their total."""
+        assert self._agreed is not None
+        assert self._window is not None
+        assert self.epsilon is not None
+        plan = self._window.draft.replace(
+            purpose=self._purpose(_SUMS), summed_over=self._agreed.trust.num_counted
+        )
+        plan = plan.with_noise_of(self._agreed.plan)
+        price = plan.epsilon(self.delta, self.ledger.events())
+        # One that comes back says so where it is asked, as for rounds that its budget lacks.
+        is_new = self._earlier(self._plan) is None and not self._steps_charged(plan)
+        if is_new and price >= self.epsilon:
+            raise BudgetExhaustedError(
+                f"epsilon={self.epsilon:g}: with the study's agreed noise the sums alone bring "
+                f"these records to {price:.4g}; this call spent no privacy.\n"
+                "Pass a larger epsilon, or agree on a trusted_sum with a smaller one."
+            )
+        return plan
+
+    def _at_least_agreed(self, plan: PrivacyPlan) -> PrivacyPlan:
+        """Returns a plan of sums with no less noise than the others count on."""
+        if self._agreed is None:
+            return plan
+        if plan.noise_over(self._agreed.plan) > _MOST_OF_AGREED:
+            # A much coarser grid of rounded sums would show low bits of the other hospitals'.
+            raise ValueError(
+                f"epsilon={self.epsilon:g} makes noise more than {_MOST_OF_AGREED:g} times the "
+                "study's agreed one: pass a larger epsilon; this call spent no privacy."
+            )
+        return plan.with_noise_of(self._agreed.plan, or_more=True)
 
     def _purpose(self, what: str) -> str:
         terms = self.study.terms
@@ -257,11 +312,8 @@ class Hospital:
         Raises:
           MessageError: The message is refused; no privacy was spent.
         """
-        task = Task.from_bytes(message, self.study.terms)
-        need(
-            task.hospital == self.name,
-            f"the task is for {task.hospital!r}, and this is {self.name!r}.",
-        )
+        task = self._read_task(message)
+        need(not task.last or self._agreed is None, _NOT_HERE)
         with self._lock:
             for request, reply in self._last.items():
                 if request in (task.request, *task.unanswered):
@@ -273,6 +325,37 @@ class Hospital:
                 # Before it is sent: whoever has it can get it again.
                 replace_file(self._last_reply, self._last[task.request].decode())
             return self._last[task.request]
+
+    def answer_sum(self, message: bytes) -> bytes:
+        """Answers the aggregation of a study with a `trusted_sum`; for no one else.
+
+        The latest task, if repeated, is answered alike, as long as this process lives: the reply is
+        in no file.
+
+        Args:
+          message: A `Task` of an `Aggregation` as bytes.
+
+        Returns:
+          A `Reply` as bytes, which is to reach the aggregation alone.
+
+        Raises:
+          MessageError: The message is refused; no privacy was spent.
+        """
+        task = self._read_task(message)
+        need(task.last and self._agreed is not None, "the task is no aggregation's.")
+        with self._lock:
+            if task.request not in self._last_sum:
+                self._last_sum = {task.request: self.refine(task).to_bytes()}
+            return self._last_sum[task.request]
+
+    def _read_task(self, message: bytes) -> Task:
+        """Returns a task for this hospital."""
+        task = Task.from_bytes(message, self.study.terms)
+        need(
+            task.hospital == self.name,
+            f"the task is for {task.hospital!r}, and this is {self.name!r}.",
+        )
+        return task
 
     def _read_last(self) -> dict[str, bytes]:
         """Returns the latest reply of an earlier process in this study, by its request."""
@@ -373,6 +456,26 @@ class Hospital:
         return last.epsilon(self.delta, [plan.dp_event for plan in others if plan.num_releases])
 
     @property
+    def sum_prices(self) -> SumPrices | None:
+        """The prices of all rounds and the sums in a study with a trusted sum, else None.
+
+        They are those that are planned: for who sees the total, and for who sees a message.
+        """
+        if self._agreed is None or self._sums_plan is None:
+            return None
+        rounds = [self._plan.dp_event]
+        # Others are counted on for the agreed noise alone, whatever this hospital adds.
+        least = self._sums_plan.with_noise_of(self._agreed.plan)
+        prices = self._agreed.trust.prices(least, self.delta, rounds)
+        message = self._sums_plan.of_message().epsilon(self.delta, rounds)
+        return dataclasses.replace(
+            prices,
+            sum_alone=min(prices.sum_alone, message),
+            coalition=min(prices.coalition, message),
+            message=message,
+        )
+
+    @property
     def rounds_left(self) -> int:
         """Rounds that this hospital still allows, as far as its budget allows them too."""
         left = self._rounds_uncharged
@@ -409,6 +512,9 @@ class Hospital:
         )
         if (self.study.max_rows_per_unit or 1) > 1:
             caveats = (*caveats, PERSONS_ASSUME)
+        prices = self.sum_prices
+        if self._agreed is not None and prices is not None:
+            caveats = (*caveats, _trust_caveat(self._agreed, prices, self.trusts_sum))
         return PrivacyReport.from_ledger(
             self.ledger,
             delta=self.delta,
@@ -417,6 +523,26 @@ class Hospital:
             seeded=self._seeded,
             caveats=caveats,
         )
+
+
+def _trust_caveat(agreed: AgreedSum, prices: SumPrices, trusts_sum: bool) -> str:
+    """Returns a sentence on what a study costs with and without trust in what adds up."""
+    by = agreed.trust.by
+    charged = (
+        f"this hospital trusts {by} to show the sums of the last phase added up alone, once, and "
+        f"at least {agreed.trust.num_counted} hospitals, itself among them, to add their noise"
+        if trusts_sum
+        else f"this hospital does not count on {by}, which adds up the sums of the last phase: it "
+        "is charged for its message"
+    )
+    # Two summands of one total move, which is no composition of two releases.
+    twice = (
+        " In a total, a person with records in two hospitals is two records: epsilons add up, and "
+        "delta grows by a factor of 1 + exp(epsilon)."
+        if trusts_sum
+        else ""
+    )
+    return f"{charged}. All rounds and the sums are planned to cost {prices.in_words}.{twice}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -442,4 +568,5 @@ def _kind(plan: PrivacyPlan) -> tuple[object, ...]:
         plan.accountant,
         plan.num_records,
         plan.person,
+        plan.summed_over,
     )

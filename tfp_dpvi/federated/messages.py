@@ -20,8 +20,10 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import Shapes, SiteSums, num_numbers
+from tfp_dpvi.federated.trusted import AgreedSum
 
 MOST_TEXT = 300
+TRUSTED_SUM = "trusted_sum"  # The setting that says who adds up, see `AgreedSum`.
 MOST_UNANSWERED = 20
 _REQUEST = 64  # Characters of the name of a request.
 _MOST_OTHER = 4096  # Bytes besides numbers.
@@ -109,6 +111,8 @@ class StudyTerms:
         values = tuple(check.real("likelihood", value, "numbers") for value in self.likelihood)
         object.__setattr__(self, "likelihood", values)
         object.__setattr__(self, "sums", _shapes(self.sums))
+        if self.agreed_sum is not None and not self.sums:
+            raise ValueError("settings have a trusted sum without sums; write them with `save`.")
 
     @property
     def floor(self) -> np.ndarray:
@@ -152,6 +156,12 @@ class StudyTerms:
                 f"study={identity[:21]!a} is not this one: it has another {shown:.200}; "
                 "agree on one file of terms."
             )
+
+    @property
+    def agreed_sum(self) -> AgreedSum | None:
+        """The noise agreed on for a trusted sum of the last phase, or None without one."""
+        text = self.settings.get(TRUSTED_SUM)
+        return None if text is None else AgreedSum.from_text(text)
 
     @property
     def most_bytes(self) -> int:

@@ -117,6 +117,7 @@ def rehearse_study(
                 rounds=schedule.rounds,
                 seed=int(_words(seed, number, place, 1)[0]),
                 refiner=refiner,
+                trusts_sum=study.agreed_sum is not None,
             )
             for place, (records, budget) in enumerate(zip(drawn.records, budgets, strict=True))
         ]

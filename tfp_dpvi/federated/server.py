@@ -45,7 +45,8 @@ class Server:
     hospitals released, and it cannot make a hospital spend more than that hospital's own budget.
 
     If the study is calibrated, it asks each hospital once more, after the rounds: for its sums at
-    the mean of the posterior, `place`. `Study.calibrated_posterior` makes a posterior of them.
+    the mean of the posterior, `place`. `Study.calibrated_posterior` makes a posterior of them. Sums
+    that hospitals trust to be seen added up alone it neither asks for nor takes: see `Aggregation`.
 
     With a folder it saves itself before a task leaves and after each reply, so that a server which
     is killed at any moment loses nothing that a hospital has paid for: see `load`.
@@ -175,7 +176,7 @@ class Server:
         moved, stretched = movement(self._before_last_round(), self.history[-1].posterior)
         remedy = (
             "Read the intervals of the calibrated posterior alone."
-            if self.sums
+            if self.sums or self.terms.agreed_sum is not None
             else "Do not trust its intervals; use more rounds, a smaller damping, or more records."
         )
         faults = []
@@ -258,6 +259,8 @@ class Server:
         active = self._active()
         is_first = self.place is None
         if not self.terms.sums or not self.history or (self._open and is_first):
+            return []
+        if self.terms.agreed_sum is not None:  # They are for an `Aggregation` alone.
             return []
         if is_first and (len(active) < self.schedule.quorum or self._is_waiting()):
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Structure, keras
+from tfp_dpvi.federated.aggregation import Aggregation
 from tfp_dpvi.federated.calibrated import StudyPosterior
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.hospital import Hospital
@@ -20,6 +22,8 @@ from tfp_dpvi.federated.server import Round, Schedule, Server, Synchronous
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.federated.sums import SiteSums
 from tfp_dpvi.privacy import PrivacyReport
+
+_LOG = logging.getLogger("tfp_dpvi")
 
 HospitalRecords = tuple[Structure, Structure | None]
 """`(x, y)` of a hospital; y is None for a likelihood of whole records."""
@@ -42,7 +46,7 @@ class History:
       calibrated: The posterior of the last phase, whose spread includes the noise, with its checks;
         None for a study without that phase, or if no hospital gave its sums.
       place: The posterior at whose mean the sums of the last phase are.
-      sums: Each hospital's sums.
+      sums: Each hospital's sums; the total alone in a study with a `trusted_sum`.
 
     ```python
     >>> from tfp_dpvi._tf import tfd
@@ -141,6 +145,7 @@ def simulate(
         "delta": delta,
         "rounds": schedule.rounds,
         "refiner": Refiner(study),
+        "trusts_sum": study.agreed_sum is not None,
     }
     taking_part: dict[str, Hospital] = {}
     for number, (name, part) in enumerate(hospitals.items()):
@@ -154,11 +159,12 @@ def simulate(
         study.terms, taking_part, schedule, evaluate=evaluate, refine_prior=refine_prior
     )
     _play(server, taking_part, verbose, np.random.default_rng(seed))
-    calibrated = study.calibrated_posterior(server) if server.sums else None
+    released = server if study.agreed_sum is None else _aggregate(server, taking_part)
+    calibrated = study.calibrated_posterior(released) if released.sums else None
     return History(
         rounds=server.history,
         posterior=server.posterior,
-        epsilon=server.epsilon,
+        epsilon=server.epsilon | released.epsilon,
         retired=server.retired,
         refused=server.refused,
         reports={
@@ -168,9 +174,22 @@ def simulate(
         },
         caveats=server.caveats,
         calibrated=calibrated,
-        place=server.place,
-        sums=server.sums,
+        place=released.place,
+        sums=dict(released.sums),
     )
+
+
+def _aggregate(server: Server, hospitals: dict[str, Hospital]) -> Aggregation:
+    """Returns the total of the hospitals' sums, or none if too few of them gave theirs."""
+    aggregation = Aggregation(server.terms, server.posterior, hospitals)
+    for task in aggregation.due():
+        reply = hospitals[task.hospital].answer_sum(task.to_bytes())
+        aggregation.receive(task.hospital, reply)
+    try:
+        aggregation.total()
+    except ValueError as error:
+        _LOG.warning("There is no calibrated posterior: %s", error)
+    return aggregation
 
 
 def _play(
@@ -180,7 +199,8 @@ def _play(
 
     Asynchronous hospitals take exponential times, each with its own mean.
     """
-    num_asked = server.schedule.rounds + bool(server.terms.sums)
+    has_last = bool(server.terms.sums) and server.terms.agreed_sum is None
+    num_asked = server.schedule.rounds + has_last
     steps, shown_now = num_asked * len(hospitals), ["epsilon", "guard", "evaluation"]
     bar = keras.utils.Progbar(steps, verbose=verbose, unit_name="reply", stateful_metrics=shown_now)
     speed = {name: rng.uniform(0.5, 2.0) for name in hospitals}

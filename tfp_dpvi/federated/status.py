@@ -42,6 +42,9 @@ def write_status(server: Server, path: str | os.PathLike[str]) -> None:
     title = f"Study {server.terms.name}"
     state = "finished" if server.finished else "under way"
     notes = [f'<p class="note">{html.escape(sentence)}</p>' for sentence in server.caveats]
+    agreed = server.terms.agreed_sum
+    if agreed is not None:
+        notes.append(f"<p>{html.escape(agreed.in_words)}</p>")
     parts = [
         f"<h1>{html.escape(title)}: {state}</h1>",
         *notes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -26,14 +27,18 @@ from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
 from tfp_dpvi.federated.columns import Columns, Rows
 from tfp_dpvi.federated.effects import Local
 from tfp_dpvi.federated.factors import Factor, guard
-from tfp_dpvi.federated.messages import StudyTerms
-from tfp_dpvi.federated.window import CannotCalibrateError, PublicPoint
+from tfp_dpvi.federated.messages import TRUSTED_SUM, StudyTerms
+from tfp_dpvi.federated.trusted import AgreedSum, TrustedSum
+from tfp_dpvi.federated.window import SHARE, CannotCalibrateError, PublicPoint
 from tfp_dpvi.optimizers import DPOptimizer, InformationOptimizer, TermwiseOptimizer
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
 _NUM_INPUTS = 512  # Of a schema.
 _EXAMPLES = 4  # Records at which likelihoods are compared.
+_SEEN_TOGETHER = (
+    "the hospitals' sums are seen added up alone: whether hospitals are unlike cannot be told"
+)
 
 
 class StudyColumns(Protocol):
@@ -112,6 +117,9 @@ class Study:
       max_rows_per_unit: Protects persons with several rows instead of rows: the public largest
         number of a person's rows that are used. Hospitals then pass `unit_ids`. Public inputs are
         taken as persons of 1 to so many rows.
+      trusted_sum: That the hospitals' sums of the last phase are only ever seen added up, by whom,
+        and how much noise each then adds; see `TrustedSum`. They go to an `Aggregation` instead of
+        the server. None if no guarantee is to rest on what adds up.
 
     Studies are compared by their terms, and a schema or an example lets them compare what the
     likelihood computes. Without one they compare its source text.
@@ -124,6 +132,7 @@ class Study:
       point: The sums of the last phase, or None without one.
       not_calibrated: Why there is no last phase; empty if there is one.
       local: The coordinates that differ between hospitals, or None.
+      agreed_sum: The noise agreed on for a trusted sum, with its prices, or None.
 
     Raises:
       TypeError: The optimizer is no DP-Keras optimizer, or one for groups of records.
@@ -169,6 +178,7 @@ class Study:
         public_inputs: Structure | None = None,
         local: Mapping[str, float | None] | Sequence[str] | None = None,
         max_rows_per_unit: int | None = None,
+        trusted_sum: TrustedSum | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
@@ -207,6 +217,7 @@ class Study:
         )
         self.point, self.not_calibrated = self._calibrate(calibrated, privacy)
         self.local = self._local(local)
+        self.agreed_sum = self._agree(trusted_sum)
         self.terms = StudyTerms(
             name,
             factor,
@@ -282,6 +293,25 @@ class Study:
         names = [scoring.pairing.coordinates.names[place] for place in scoring.pairing.index]
         return Local.of_names(scales, names, 1.0 / np.sqrt(np.diag(scoring.prior.precision)))
 
+    def _agree(self, trusted_sum: TrustedSum | None) -> AgreedSum | None:
+        """Returns the noise of a trusted sum, or None without one."""
+        if trusted_sum is None:
+            return None
+        if not isinstance(trusted_sum, TrustedSum):
+            raise TypeError(f"trusted_sum={check.shown(trusted_sum)} is no TrustedSum; pass one.")
+        if self.point is None:
+            raise ValueError(
+                "trusted_sum needs the last phase, whose messages are sums: "
+                f"{self.not_calibrated}.\n"
+                "The changes of rounds are no sums of records: each has noise of its own."
+            )
+        if self.local is not None:
+            raise ValueError(
+                "local with trusted_sum: effects are read from each hospital's own sums; leave one "
+                "of them out."
+            )
+        return trusted_sum.agree(self.point.draft, SHARE)
+
     def agreed_settings(self) -> dict[str, str]:
         """Returns the settings that hospitals must share, as texts."""
         names = ("family", "clipping", "batch_size", "initial_stddev", "message_clip", "num_shards")
@@ -294,6 +324,8 @@ class Study:
             settings["public_inputs"] = _digest_of(self._public_inputs)
         if self.max_rows_per_unit is not None:
             settings["max_rows_per_unit"] = str(self.max_rows_per_unit)
+        if self.agreed_sum is not None:
+            settings[TRUSTED_SUM] = self.agreed_sum.to_text()
         if self.example is None:
             settings["code"] = _source(self.likelihood)
         return settings
@@ -415,9 +447,17 @@ class Study:
                 "Make it with calibrated=True."
             )
         if released.place is None or not released.sums:
-            raise ValueError("no hospital gave its sums yet: play the study to its end.")
+            by = "" if self.agreed_sum is None else ", and pass its Aggregation after the total"
+            raise ValueError(f"no hospital gave its sums yet: play the study to its end{by}.")
         sums = dict(sorted(released.sums.items()))
-        return combine(self.point, released.place.mean, sums, weights=weights, local=self.local)
+        if self.agreed_sum is not None and weights != "sum":
+            raise ValueError(f"weights={weights!r} needs each hospital's sums: leave it out.")
+        posterior = combine(
+            self.point, released.place.mean, sums, weights=weights, local=self.local
+        )
+        if self.agreed_sum is None:
+            return posterior
+        return dataclasses.replace(posterior, notes=(*posterior.notes, _SEEN_TOGETHER))
 
     def posterior(self, factor: Factor) -> tfd.Distribution:
         """Returns a proper factor, such as `history.posterior`, as a TFP distribution.

@@ -28,8 +28,9 @@ from tfp_dpvi.data.shapes import zeros_like
 from tfp_dpvi.federated.messages import Task
 from tfp_dpvi.federated.sums import NUM_RELEASES, Shapes, SiteSums
 from tfp_dpvi.gradients import StepSpec
+from tfp_dpvi.gradients.joint import joint_sensitivity
 from tfp_dpvi.optimizers.scoring import ScoringOptimizer
-from tfp_dpvi.privacy import PrivacyPlan
+from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 from tfp_dpvi.sampling import FullBatchSampler
 from tfp_dpvi.training import CompiledSteps, Mechanism, initial_state, new_key
 from tfp_dpvi.training.compiled import KEY
@@ -68,6 +69,8 @@ class PublicPoint:
     Attributes:
       scoring: Scores, coordinates and moments at the public inputs.
       shapes: The shapes of the sums, by name.
+      draft: The plan of the sums of any hospital that protects records against their presence,
+        before its noise is calibrated.
 
     Raises:
       CannotCalibrateError: The centred clip does not apply to the model.
@@ -107,8 +110,14 @@ class PublicPoint:
             raise CannotCalibrateError(
                 "the likelihood has no finite information at the public inputs and the prior's mean"
             )
-        spec = StepSpec(1.0, 1)
-        joint = {release.name: release.shape for release in self.scoring.gradient(spec).joint}
+        gradient = self.scoring.gradient(StepSpec(1.0, 1))
+        self.draft = PrivacyPlan(
+            FullBatch(),
+            1.0,
+            NUM_RELEASES,
+            sensitivity=joint_sensitivity(gradient.joint, gradient.sensitivity),
+        )
+        joint = {release.name: release.shape for release in gradient.joint}
         shapes = {
             "score": (self.scoring.size,),
             "matrix": tuple(joint["curvature"]),

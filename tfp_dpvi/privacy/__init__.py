@@ -23,6 +23,7 @@ from tfp_dpvi.privacy.sampling import (
     scheme_from_json,
 )
 from tfp_dpvi.privacy.sensitivity import Sensitivity
+from tfp_dpvi.privacy.summed import SumPrices, price_sum
 from tfp_dpvi.privacy.termwise import (
     TermwiseNoise,
     block_sensitivity,
@@ -52,10 +53,12 @@ __all__ = [
     "RenyiFilter",
     "SamplingScheme",
     "Sensitivity",
+    "SumPrices",
     "TermwiseNoise",
     "UnsupportedPairError",
     "block_sensitivity",
     "get_accountant",
+    "price_sum",
     "scheme_from_json",
     "termwise_noise",
 ]

@@ -17,7 +17,7 @@ from tfp_dpvi.privacy.tradeoff import AttackBound
 from tfp_dpvi.privacy.unit import PersonUnit
 
 PLAN_SCHEMA_VERSION = 1
-_SOMETIMES = ("purpose", "metrics", "randomness", "person")
+_SOMETIMES = ("purpose", "metrics", "randomness", "person", "summed_over")
 #: The fields that epsilon depends on, none of which is left to a default.
 _NEEDED = (
     *("sampling", "noise_multiplier", "num_releases"),
@@ -47,6 +47,9 @@ class PrivacyPlan:
         generator; else empty.
       person: What a person is, if the sums are of one contribution of each person instead of each
         row; "record" below then means all rows of a person. None if a row is a record.
+      summed_over: None if the released sums are seen as they are. Otherwise the number of messages
+        like this one, with noise of their own, of which only the sum is seen: the price is that of
+        the sum, and `of_message` has that of the message. Epsilon depends on it.
 
     #### Formal guarantee
 
@@ -55,6 +58,7 @@ class PrivacyPlan:
     standard deviation `noise_multiplier * l2_norm_clip` on every coordinate, fresh in every
     release. Then all releases and everything computed from them are (`epsilon(delta)`,
     delta)-differentially private under `neighboring_relation`. Releases may depend on earlier ones.
+    With `summed_over` this holds for their sums with the releases of others, see `price_sum`.
 
     Under "add_or_remove_one" the guarantee is about whether a record takes part. A change of an
     attribute, such as a label, replaces a record. For it the releases are only
@@ -73,6 +77,12 @@ class PrivacyPlan:
     >>> round(plan.noise_multiplier, 2), round(plan.epsilon(1e-5), 2)
     (1.42, 1.0)
 
+    A release that is only seen added to three others, and the same release by itself:
+
+    >>> shared = PrivacyPlan(FullBatch(), noise_multiplier=2.0, num_releases=1, summed_over=4)
+    >>> round(shared.epsilon(1e-5), 2), round(shared.of_message().epsilon(1e-5), 2)
+    (0.93, 1.99)
+
     ```
     """
 
@@ -88,6 +98,7 @@ class PrivacyPlan:
     metrics: tuple[str, ...] = ()
     randomness: str = ""
     person: PersonUnit | None = None
+    summed_over: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingScheme):
@@ -115,6 +126,8 @@ class PrivacyPlan:
         check.one_of("randomness", self.randomness, ("", "secure"))
         if self.person is not None and not isinstance(self.person, PersonUnit):
             raise TypeError(f"person={check.shown(self.person)} is no PersonUnit, nor None.")
+        if self.summed_over is not None:
+            put(self, "summed_over", check.count("summed_over", self.summed_over, 1))
         if self.purpose is not None:
             check.text("purpose", self.purpose, "describe the release, or leave it out")
         self.sampling.check_relation(self.neighboring_relation)
@@ -133,10 +146,16 @@ class PrivacyPlan:
             return dp_accounting.NoOpDpEvent()
         if self.noise_multiplier == 0.0:
             return dp_accounting.NonPrivateDpEvent()
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
         return self.sampling.dp_event(
-            dp_accounting.GaussianDpEvent(self.noise_multiplier / unit), num_releases
+            dp_accounting.GaussianDpEvent(self.noise_multiplier / self._unit), num_releases
         )
+
+    @property
+    def _unit(self) -> float:
+        """The sensitivity over one message's noise multiplier, in the accountants' convention."""
+        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
+        # Variances of independent noise add.
+        return unit if self.summed_over is None else unit / math.sqrt(self.summed_over)
 
     def epsilon(self, delta: float, prior_events: Sequence[DpEvent] = ()) -> float:
         """Returns the epsilon of all releases, together with earlier ones.
@@ -177,6 +196,10 @@ class PrivacyPlan:
     def replace(self, **changes: Any) -> "PrivacyPlan":
         """Returns a copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
+
+    def of_message(self) -> "PrivacyPlan":
+        """Returns the plan for who sees the released sums themselves; see `summed_over`."""
+        return self.replace(summed_over=None)
 
     @classmethod
     def calibrate(
@@ -245,8 +268,7 @@ class PrivacyPlan:
           share: The share of squared mu, above 0.
         """
         rate = getattr(self.sampling, "probability", 1.0)
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
-        noise = rate * unit * math.sqrt(self.num_releases / share)
+        noise = rate * self._unit * math.sqrt(self.num_releases / share)
         return self.replace(noise_multiplier=noise)
 
     def scaled_as(self, before: "PrivacyPlan", after: "PrivacyPlan") -> "PrivacyPlan":
@@ -259,13 +281,35 @@ class PrivacyPlan:
         factor = after.noise_multiplier / before.noise_multiplier
         return self.replace(noise_multiplier=factor * self.noise_multiplier)
 
+    def with_noise_of(self, other: "PrivacyPlan", *, or_more: bool = False) -> "PrivacyPlan":
+        """Returns this plan with another plan's noise multiplier.
+
+        Args:
+          other: The other plan.
+          or_more: Whether to keep this plan's noise where it is larger.
+        """
+        noise = other.noise_multiplier
+        return self.replace(noise_multiplier=max(noise, self.noise_multiplier if or_more else 0.0))
+
+    def with_noise_over(self, factor: float) -> "PrivacyPlan":
+        """Returns this plan with its noise multiplier divided by a factor above 0, rounded up.
+
+        It has four significant digits, so that several machines come to one number.
+        """
+        noise = self.noise_multiplier / factor
+        unit = 10.0 ** (math.floor(math.log10(noise)) - 3)
+        return self.replace(noise_multiplier=float(f"{math.ceil(noise / unit) * unit:.4g}"))
+
+    def noise_over(self, other: "PrivacyPlan") -> float:
+        """Returns the ratio of this plan's noise multiplier to another's, which is above 0."""
+        return self.noise_multiplier / other.noise_multiplier
+
     def _guess(self, left: float, delta: float) -> float:
         """Returns a rough noise multiplier for an epsilon that is left."""
         q = getattr(self.sampling, "probability", 1.0)
         replace = self.neighboring_relation is NeighboringRelation.REPLACE_ONE
-        unit = self.sampling.unit_sensitivity(self.sensitivity, self.neighboring_relation)
         guess = calibration.guess_noise_multiplier(left, delta, q, self.num_releases, replace)
-        return unit * guess
+        return self._unit * guess
 
     def to_json(self) -> Json:
         """Returns a JSON-ready dictionary from which `from_json` rebuilds an equal plan."""

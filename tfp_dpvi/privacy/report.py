@@ -7,12 +7,13 @@ import dataclasses
 import decimal
 import math
 import textwrap
+from collections.abc import Sequence
 
 import dp_accounting
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.privacy.accountants import get_accountant
+from tfp_dpvi.privacy.accountants import Accountant, get_accountant
 from tfp_dpvi.privacy.budgets import EpsilonBudget
 from tfp_dpvi.privacy.ledger import LedgerEntry, PrivacyLedger
 from tfp_dpvi.privacy.sensitivity import PER_RECORD_CLIP, Json
@@ -20,7 +21,7 @@ from tfp_dpvi.privacy.unit import PersonUnit
 
 REPORT_SCHEMA_VERSION = 1
 _PLAN_FACTS = ("sampling", "noise_multiplier", "l2_norm_clip", "sensitivity")
-_OTHER_FACTS = ("purpose", "metrics", "randomness", "person")
+_OTHER_FACTS = ("purpose", "metrics", "randomness", "person", "summed_over")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,9 @@ class PrivacyReport:
       ledger_budget: The ledger's own budget: `epsilon`, `delta`, `adaptive` and `spent`, and for an
         adaptive one `order`, `limit` and `advantage`; None without one.
       grid_spacing: The spacing of privacy losses in the numerical composition; None without one.
+      message_epsilon: Epsilon for who sees the releases that `epsilon` takes to be seen within a
+        sum alone, see `PrivacyPlan.summed_over`; None without such releases. The release's
+        dictionary then has `summed_over`.
 
     ```python
     >>> from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
@@ -83,6 +87,7 @@ class PrivacyReport:
     dataset_id: str | None = None
     ledger_budget: Json | None = None
     grid_spacing: float | None = None
+    message_epsilon: float | None = None
 
     @classmethod
     def from_ledger(
@@ -154,6 +159,7 @@ class PrivacyReport:
             dataset_id=ledger.dataset_id,
             ledger_budget=_ledger_budget(ledger, accountant),
             grid_spacing=price.grid_spacing(event, relation),
+            message_epsilon=_message_epsilon(entries, price, delta, relation),
         )
 
     @property
@@ -208,6 +214,7 @@ class PrivacyReport:
         data["caveats"] = list(self.caveats)
         data["epsilon"] = finite(self.epsilon)
         data["mu"] = finite(self.mu)
+        data["message_epsilon"] = finite(self.message_epsilon)
         if self.ledger_budget is not None:
             data["ledger_budget"]["spent"] = finite(self.ledger_budget["spent"])
         return {
@@ -259,6 +266,19 @@ def _release_facts(entry: LedgerEntry, halve: bool) -> Json:
     }
 
 
+def _message_epsilon(
+    entries: Sequence[LedgerEntry],
+    price: Accountant,
+    delta: float,
+    relation: NeighboringRelation,
+) -> float | None:
+    """Returns epsilon with every release seen as it is; None if it is that of the ledger."""
+    if all(entry.plan.summed_over is None for entry in entries):
+        return None
+    events = [entry.plan.of_message().event_of(entry.steps) for entry in entries]
+    return price.epsilon(dp_accounting.ComposedDpEvent(events), delta, relation)
+
+
 def _ledger_budget(ledger: PrivacyLedger, accountant: str) -> Json | None:
     if ledger.budget is None:
         return None
@@ -307,11 +327,17 @@ _NOT_COVERED = (
     "2^-12 standard deviations after the noise, but neither the sums of records nor the sampler "
     "of the noise are exact",
     "{generator}",
+    "{summed}",
 )
 
 _IDENTIFIERS = (
     "rows of one person under several identifiers, which count as several persons; and what the "
     "identifiers are derived from: they are taken as they were passed, and never leave"
+)
+_SUMMED = (
+    "whoever sees a message of which only a sum should be seen, or two such sums: that the secure "
+    "aggregation shows one sum alone, and that others add their noise, is taken on trust. Without "
+    "it, {epsilon} holds at delta {delta:g}"
 )
 _ATTRIBUTES = (
     "single attributes of a person who is known to take part, for example a diagnosis: changing "
@@ -465,6 +491,9 @@ def _not_covered(report: PrivacyReport) -> list[str]:
         if report.neighboring_relation == "add_or_remove_one"
         else "",
         "identifiers": _IDENTIFIERS if persons else "",
+        "summed": ""
+        if report.message_epsilon is None
+        else _SUMMED.format(epsilon=f"epsilon {shown(report.message_epsilon)}", delta=report.delta),
         "unit": report.unit,
     }
     sentences = [sentence.format(**fields) for sentence in _NOT_COVERED]
@@ -491,10 +520,16 @@ def _headline(report: PrivacyReport) -> str:
     one = "person's whole record" if report.unit == "person" else "record"
     change = "as it is or replaced by another" if replaced else "present or absent"
     factor = math.exp(report.epsilon) if report.epsilon < 700.0 else math.inf
+    trust = (
+        ""
+        if report.message_epsilon is None
+        else " This is for who sees sums with other hospitals' messages alone: for who sees these "
+        f"messages themselves, epsilon is {shown(report.message_epsilon)}."
+    )
     return (
         f"The results are ({epsilon}, {delta})-differentially private: whether any one {one} is "
         f"{change} changes the probability of any outcome by a factor of at most {shown(factor)}, "
-        f"up to {delta} in absolute terms."
+        f"up to {delta} in absolute terms.{trust}"
     )
 
 
@@ -506,6 +541,9 @@ def _facts(report: PrivacyReport) -> list[tuple[str, str]]:
         ("Adjacency", report.neighboring_relation.replace("_", " ")),
         ("Epsilon spent", f"{shown(report.epsilon)} at delta {report.delta:g}"),
     ]
+    if report.message_epsilon is not None:
+        text = f"epsilon {shown(report.message_epsilon)} at delta {report.delta:g}"
+        facts.append(("If messages are seen", text))
     if math.isfinite(report.epsilon):
         facts += _attack_facts(report)
     if report.budget_left is not None:
@@ -594,6 +632,11 @@ def _release_text(run: Json) -> str:
             f", times each part's scale; over these scales one {unit}'s presence moves what is "
             f"released by up to {presence} times that bound, its replacement by up to "
             f"{replacement} times"
+        )
+    if run.get("summed_over"):
+        text += (
+            f"; counted in the sum of at least {run['summed_over']} such messages, which alone is "
+            "seen"
         )
     if run.get("randomness") == "secure":
         text += f"; noise, and samples that fit drew itself, {_SECURE}"

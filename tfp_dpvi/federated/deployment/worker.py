@@ -140,6 +140,11 @@ def main(arguments: list[str] | None = None) -> int:
         choices=[SECURE],
         help="noise and samples from a cryptographic generator (the extra 'secure')",
     )
+    parser.add_argument(
+        "--trusts-sum",
+        action="store_true",
+        help="epsilon is the price of a total: trusts who adds up sums, as the study says",
+    )
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen at")
     client = parser.add_mutually_exclusive_group(required=True)
     client.add_argument(
@@ -198,6 +203,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             "ledger": ledger,
             "randomness": options.randomness,
             "last_reply": last_reply,
+            "trusts_sum": options.trusts_sum,
         }
         if study.example is None:
             _LOG.warning("The study has neither schema nor example: its columns are not compared.")
