@@ -207,8 +207,8 @@ def with_slopes(
         by_release, by_prior = (traces / window.scale_sd) ** 2, prior.kappa[1] ** -2
         mean = by_release * window.scale / traces + by_prior * prior.kappa[0]
         mean = mean / (by_release + by_prior)
-        # Cut, not truncated: where little is clipped kappa is about 1, and a truncated normal, whose
-        # mean is larger the more noise there is, would call noise information.
+        # Cut, not truncated: where little is clipped kappa is about 1, and the mean of a truncated
+        # normal, larger the more noise there is, would call noise information.
         kappa = generator.normal(mean, 1.0 / np.sqrt(by_release + by_prior))
     kappa = np.where(np.isfinite(kappa), np.clip(kappa, 1.0, MOST_KAPPA), 1.0)
     slopes: np.ndarray = kappa[:, None, None] * _shaped(matrices, prior)

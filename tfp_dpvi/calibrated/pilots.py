@@ -83,7 +83,7 @@ class Pilot:
     epochs: int
     scores: bool = True
 
-    def optimizer(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
+    def optimizer(self, num_records: int, **settings: float) -> keras.optimizers.Optimizer:
         """Returns the optimizer of a calibrated posterior.
 
         It makes scoring steps, as `compile` without an optimizer does, from the pilot's inputs; or
