@@ -92,6 +92,17 @@ def test_steps_that_turn_become_shorter_and_a_longer_score_is_gone_back_from():
     np.testing.assert_array_equal(back, np.ones(2))
 
 
+def test_the_score_of_a_place_that_was_gone_back_to_is_looked_at_anew():
+    """The mean over steps to and fro is short: later scores there were longer, and fits went back for ever."""
+    caution = Caution()
+    backs = []
+    for pull in (0.3, -0.9, 0.9, -0.8, 0.5):
+        seen_now = Progress(np.eye(2)[0] * pull, np.full(2, pull), NOISE)
+        backs.append(caution.judge(seen_now))
+    assert [back is None for back in backs] == [True, False, True, True, True]
+    np.testing.assert_array_equal(backs[1], np.full(2, 0.3))
+
+
 def line(params, x):
     return tfd.Normal(params["a"] + tf.linalg.matvec(x, params["b"]), params["sigma"])
 

@@ -139,7 +139,8 @@ class Caution:
         # A score that grows on its way is that of a scale that shrinks.
         if here > _WORSE * before and turn < 0.0:
             self.share = max(self.share / 4.0, _LEAST_SHARE)
-            self._last = last
+            # The score there is looked at anew: it was a mean over steps to and fro, or noise.
+            self._last = None
             return last.place
         if turn < 0.0:
             self.share = max(self.share / 2.0, _LEAST_SHARE)
