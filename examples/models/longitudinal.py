@@ -1,9 +1,5 @@
 """Longitudinal logistic regression: up to 20 visits of each patient, with an intercept of the patient that is summed out."""
 
-import json
-import pathlib
-import sys
-
 import numpy as np
 import shared
 import tensorflow as tf
@@ -27,11 +23,10 @@ def prior():
 
 def likelihood(params, x):
     score = params["intercept"] + tf.linalg.matvec(x, params["slope"])
-
-    def visits(z):
-        return tfd.Bernoulli(logits=score[:, None] + params["spread"] * z, dtype=tf.float32)
-
-    return dpvi.local.unit_quadrature(visits, num_points=15)
+    return dpvi.local.unit_quadrature(
+        lambda z: tfd.Bernoulli(logits=score[:, None] + params["spread"] * z, dtype=tf.float32),
+        num_points=15,
+    )
 
 
 def patients(num, generator):
@@ -51,10 +46,8 @@ def fitted(epsilon, num=5000, seed=2026):
     score = truth[0] + x @ truth[1:3] + truth[3] * generator.normal(size=num)[ids]
     y = (generator.random(len(ids)) < 1.0 / (1.0 + np.exp(-score))).astype("float32")
     model = dpvi.DPVI(prior(), likelihood, seed=0)
-    if np.isinf(epsilon):
-        model.compile(dpvi.optimizers.ScoringOptimizer(noise_multiplier=0.0))
-    else:
-        model.compile(epsilon=epsilon, delta=1e-5)
+    without = [dpvi.optimizers.ScoringOptimizer(noise_multiplier=0.0)] * int(np.isinf(epsilon))
+    model.compile(*without, **({} if without else {"epsilon": epsilon, "delta": 1e-5}))
     public, public_ids = patients(1000, np.random.default_rng(7))
     persons = {"unit_ids": ids, "max_rows_per_unit": MOST_VISITS}
     model.fit(x, y, public_inputs=public, public_unit_ids=public_ids, **persons, verbose=0)
@@ -63,14 +56,8 @@ def fitted(epsilon, num=5000, seed=2026):
 
 
 if __name__ == "__main__":
-    output = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/models")
-    draws = {f"epsilon {epsilon:g}": fitted(epsilon) for epsilon in (np.inf, 3.0, 1.0)}
+    found = {f"epsilon {epsilon:g}": fitted(epsilon) for epsilon in (np.inf, 3.0, 1.0)}
+    draws = {label: one for label, (one, _) in found.items()}
     names = ["intercept", "time", "treated", "spread"]
     title = "99 % intervals, 5,000 patients with 1 to 20 visits"
-    output.mkdir(parents=True, exist_ok=True)
-    own = {label: one for label, (one, _) in draws.items()}
-    shared.draw_intervals(names, own, draws["epsilon 1"][1], title, output / "longitudinal.png")
-    found = {label: {"mean": one.mean(axis=0), "sd": one.std(axis=0)} for label, one in own.items()}
-    text = json.dumps(found, default=np.ndarray.tolist, indent=1)
-    (output / "longitudinal.json").write_text(text + "\n")
-    print(text)
+    shared.write_intervals("longitudinal", names, draws, found["epsilon 1"][1], title)

@@ -229,6 +229,22 @@ def draw_intervals(
     plt.close(figure)
 
 
+def write_intervals(
+    name: str, names: list[str], draws: dict[str, np.ndarray], truth: np.ndarray, title: str
+) -> None:
+    """Plots intervals into the folder of the first argument, and writes and prints their figures."""
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/models")
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_intervals(names, draws, truth, title, folder / f"{name}.png")
+    figures = {
+        label: {"mean": one.mean(axis=0).tolist(), "sd": one.std(axis=0).tolist()}
+        for label, one in draws.items()
+    }
+    text = json.dumps({"names": names, "truth": truth.tolist(), **figures}, indent=1)
+    (folder / f"{name}.json").write_text(text + "\n")
+    print(text)
+
+
 def compare(family: Family, options: argparse.Namespace) -> dict[str, Any]:
     """Returns entries' names and truth, draws of the three posteriors, and the private model."""
     x, y, truth = simulate(family, options.num, options.seed)

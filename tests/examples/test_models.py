@@ -19,6 +19,8 @@ shared = pytest.importorskip("shared")
 pytest.importorskip("matplotlib")
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "shared")
+# Not those of persons, whose visits are simulated together.
+OF_ROWS = [name for name in NAMES if name != "longitudinal"]
 # Means without noise are that far from the exact ones, in exact standard deviations: 600 steps of Adam end within 0.2, four
 # chains' means are within 0.1. Correlated parameters keep a mean-field normal further off.
 MOST_OFF = {"full_covariance_mixture": 0.5, "factor_analysis": 0.5}
@@ -28,8 +30,8 @@ def family(name):
     return importlib.import_module(name)
 
 
-def test_there_are_eleven_of_them_each_of_at_most_65_lines():
-    assert len(NAMES) == 11
+def test_there_are_twelve_of_them_each_of_at_most_65_lines():
+    assert len(NAMES) == 12
     assert {
         name: len((FOLDER / f"{name}.py").read_text().splitlines()) for name in NAMES if _long(name)
     } == {}
@@ -39,7 +41,7 @@ def _long(name):
     return len((FOLDER / f"{name}.py").read_text().splitlines()) > 65
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_ROWS)
 def test_it_simulates_records_that_its_likelihood_takes(name):
     """Exact: a log density a record, finite, and the same from the same seed."""
     x, y, truth = shared.simulate(family(name), 20, 3)
@@ -94,7 +96,7 @@ def test_a_censored_time_counts_as_the_chance_of_a_later_one():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_ROWS)
 def test_it_runs_and_is_right_without_noise(name, tmp_path, capsys):
     result = shared.main(family(name), ["--num=1000", f"--output={tmp_path}"])
     assert "within" in capsys.readouterr().out
@@ -112,6 +114,15 @@ def test_it_runs_and_is_right_without_noise(name, tmp_path, capsys):
     ]:  # Each at 6 standard deviations: no exact posterior lies outside once in 1e6 runs.
         away = np.abs(np.array(saved["private"]["mean"]) - saved["exact"]["mean"])
         assert np.all(away < 6 * np.hypot(saved["private"]["sd"], saved["exact"]["sd"]))
+
+
+@pytest.mark.slow
+def test_patients_with_several_visits_have_the_parameters_that_they_were_drawn_from():
+    """Each within 6 standard deviations: false alarms below 1e-8."""
+    draws, truth = family("longitudinal").fitted(3.0, num=1000)
+    away = np.abs(draws.mean(axis=0) - truth) / draws.std(axis=0)
+    assert away.max() < 6.0
+    assert draws.std(axis=0).max() < 0.3
 
 
 @pytest.mark.slow

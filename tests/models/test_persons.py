@@ -354,6 +354,28 @@ def test_a_pilot_of_rows_is_refused():
     assert model.num_releases == 0
 
 
+@pytest.mark.slow
+def test_a_column_of_the_outcome_before_is_warned_of():
+    """Twins keep the column, which says something of the record's own latent: never in silence."""
+    generator = np.random.default_rng(0)
+    num, most = 5000, 6
+    latent, before = 0.8 * generator.normal(size=num), np.zeros(num)
+    x, y = np.zeros((num, most, 2), "float32"), np.zeros((num, most), "float32")
+    for visit in range(most):
+        x[:, visit] = np.stack([generator.normal(size=num), before], axis=1)
+        score = latent + x[:, visit] @ [0.5, 1.0]
+        y[:, visit] = generator.random(num) < 1.0 / (1.0 + np.exp(-score))
+        before = y[:, visit] - 0.5
+    prior = {"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "sd": tfd.HalfNormal(1.0)}
+    model = dpvi.DPVI(tfd.JointDistributionNamed(prior), logistic_intercept)
+    model.compile(epsilon=3.0, delta=1e-5)
+    ids = np.repeat(np.arange(num), most)
+    rows, public = x.reshape(-1, 2), {"public_inputs": x[:1000].reshape(-1, 2)}
+    public["public_unit_ids"] = ids[: 1000 * most]
+    model.fit(rows, y.ravel(), unit_ids=ids, max_rows_per_unit=most, verbose=0, **public)
+    assert model.posterior_summary().checks.warnings
+
+
 def test_a_shared_latent_needs_persons():
     """Without unit_ids each row would be a person: refused, not silent."""
     x, y, _ = persons()
