@@ -33,6 +33,7 @@ BY_SCIPY = {
             y, np.exp(p[0]), 0, np.exp(e) / special.gamma(1.0 + np.exp(-p[0]))
         ),
     ),
+    "exponential": (0, lambda y, e, p: stats.expon.logpdf(y, 0, np.exp(e))),
     "beta": (
         1,
         lambda y, e, p: stats.beta.logpdf(
