@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import importlib.resources
 import importlib.util
 import json
 import pathlib
@@ -126,9 +125,9 @@ def lifelines_table(name: str, folder: pathlib.Path | None = None) -> pd.DataFra
 
 def anes96(_: pathlib.Path | None) -> pd.DataFrame:
     """944 voters of the American election of 1996."""
-    path = importlib.resources.files("statsmodels") / "datasets/anes96/anes96.csv"
-    with path.open() as file:
-        return pd.read_csv(file, sep=r"\s+")
+    from statsmodels.datasets import anes96 as dataset
+
+    return dataset.load_pandas().data
 
 
 def gbsg2(folder: pathlib.Path | None) -> pd.DataFrame:
@@ -150,7 +149,7 @@ def rossi(folder: pathlib.Path | None) -> pd.DataFrame:
 def senators(folder: pathlib.Path | None) -> pd.DataFrame:
     """933 Canadian senators, all followed until the day that the table was made."""
     data = lifelines_table("canadian_senators", folder)
-    start, end = (pd.to_datetime(data[name]) for name in ("start_date", "end_date"))
+    start, end = (pd.to_datetime(data[name].str[:10]) for name in ("start_date", "end_date"))
     until = (end.max() - start).dt.days + 1.0
     party = data["Political Affiliation at Appointment"]
     return pd.DataFrame(

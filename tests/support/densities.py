@@ -24,7 +24,8 @@ def log_hurdle(y, score, zero):
 
 def log_censored(times, y, limit):
     """Log densities of outcomes min(T, limit), of a distribution of SciPy."""
-    return np.where(y < limit, times.logpdf(y), times.logsf(limit))
+    # A logarithm of a probability that vanished would end a search.
+    return np.where(y < limit, times.logpdf(y), np.maximum(times.logsf(limit), -1e4))
 
 
 # Distributions of times by score and unbounded parameters of the family, of which there are so many.
