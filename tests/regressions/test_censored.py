@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 from support.siblings import slow
 
 pytest.importorskip("formulae")
@@ -14,6 +14,7 @@ from tfp_dpvi.regressions.censored import Censored, log_beyond
 from tfp_dpvi.regressions.checking import outcome_values
 from tfp_dpvi.regressions.families import likelihood
 from tfp_dpvi.regressions.fit import described
+from tfp_dpvi.regressions.words import in_own_words
 
 SCHEMA = Schema(
     {
@@ -118,6 +119,28 @@ def test_a_fit_is_maximum_likelihoods(fitted):
     assert found.index.tolist() == ["Intercept", "x"]
     assert (np.abs(found["mean"] - best) < errors).all()
     np.testing.assert_allclose(found["sd"], errors, rtol=0.15)
+
+
+def test_a_linear_model_of_values_above_the_limit_of_an_assay_is_maximum_likelihoods():
+    """A tobit model, of which a third is below the limit: means within a standard error."""
+    generator = np.random.default_rng(5)
+    x = generator.uniform(-2.0, 2.0, NUM)
+    data = {"days": 600.0 + 200.0 * x + 300.0 * generator.normal(size=NUM), "x": x}
+    data["days"] = np.clip(data["days"], 0.5, 4000.0)
+    formula = "censored(days, 450, 'left') ~ x"
+    result = dpvi.regression(formula, data, "normal", SCHEMA, epsilon=3.0, delta=1e-5, seed=5)
+
+    def loss(point):
+        times = stats.norm(1000.0 * (point[0] + point[1] * x), 1000.0 * np.exp(point[2]))
+        y = data["days"]
+        return -np.where(y > 450.0, times.logpdf(y), times.logcdf(450.0)).sum()
+
+    fit = optimize.minimize(loss, [0.5, 0.1, -1.0], method="BFGS", options={"gtol": 1e-2})
+    best = [1000.0 * fit.x[0], 1000.0 * fit.x[1], 1000.0 * np.exp(fit.x[2])]
+    found = result.summary().loc[["Intercept", "x", "sigma"]]
+    assert result.warnings == []
+    assert (np.abs(found["mean"] - best) < found["sd"]).all()
+    assert (found["sd"] < [12.0, 9.0, 9.0]).all()
 
 
 def test_predictions_are_of_times_that_no_limit_hides(fitted, tmp_path):
@@ -263,6 +286,13 @@ def test_intervals_are_calibrated_in_awkward_units(family):
     ]
     assert rehearsal.warned(5000, 1.0) <= 0.1
     assert abs(np.mean(inside) - 0.9) < 0.12, inside
+
+
+def test_a_warning_advises_nothing_that_censored_outcomes_cannot_have():
+    sentence = "the likelihood has the wrong shape: ranks (p = 0.001)."
+    found = in_own_words(sentence, "gamma", {}, is_censored=True)
+    assert "np.log" not in found
+    assert "weibull" in found
 
 
 def test_integers_may_be_censored_by_integers():

@@ -99,7 +99,11 @@ class Regression:
         if checks is None:
             return [NO_POSTERIOR]
         names = self.parts.names_of_model(self.design)
-        return [in_own_words(each, self.parts.family, names) for each in checks.warnings]
+        is_censored = self.design.limit is not None
+        return [
+            in_own_words(each, self.parts.family, names, is_censored=is_censored)
+            for each in checks.warnings
+        ]
 
     def summary(self, level: float = 0.94) -> pandas.DataFrame:
         """Returns a table of coefficients in the units of the formula.
