@@ -61,7 +61,10 @@ _MEANINGS = (
         "not settled, or family {family} does not fit; " + _LARGER + ", or {fit}",
     ),
 )
-_OF_CENSORED = 'try another family, such as "weibull" or "lognormal", or add terms'
+_OF_CENSORED = (
+    'try another family, such as "weibull" or "lognormal", or add terms; records that drop out '
+    "before their limit do the same"
+)
 # How the model's own sentences begin in the log.
 _MODEL_SAYS = ("Do not trust the posterior's intervals", "The released values give no posterior")
 NO_POSTERIOR = (
