@@ -63,6 +63,7 @@ FAMILIES = {
     "lognormal": (positive(1e7, [40000.0, 40000.0]), 10.0, {"sigma": 0.7}),
     "gamma": (positive(1000.0, [3.0, 3.0]), 0.5, {"alpha": 2.0}),
     "weibull": (positive(1000.0, [3.0, 3.0]), 0.5, {"alpha": 1.5}),
+    "exponential": (positive(1000.0, [3.0, 3.0]), 0.5, {}),
     "beta": (
         {"type": "continuous", "lower": 1e-6, "upper": 1.0 - 1e-6},
         0.0,
@@ -76,6 +77,8 @@ FAMILIES = {
     ),
     "hurdle_poisson": (counts(300, [3.0, 3.0]), 0.5, {"zero": 0.2}),
 }
+# The same with limits of half to twice the typical outcome, which a third of outcomes are beyond.
+CENSORED = {f"censored_{name}": name for name in ("lognormal", "gamma", "weibull", "exponential")}
 
 
 def covariates(seed=0):
@@ -97,19 +100,33 @@ def truth(name):
     return {"Intercept": intercept + unit * START, **slopes, **own}
 
 
+def asked(name):
+    """Returns the formula, the family, the schema and the covariates of a cell."""
+    if name not in CENSORED:
+        return FORMULA, name, {"y": FAMILIES[name][0], **COVARIATES}, covariates()
+    family = CENSORED[name]
+    outcome = FAMILIES[family][0]
+    typical = outcome["typical"][0]
+    limit = {"type": "continuous", "lower": 1e-6, "upper": outcome["upper"]}
+    schema = {"y": outcome, "until": {**limit, "typical": [1.25 * typical, 0.5 * typical]}}
+    until = typical * np.random.default_rng(1).uniform(0.5, 2.0, NUM_ROWS)
+    formula = FORMULA.replace("y ~", "censored(y, until) ~")
+    return formula, family, {**schema, **COVARIATES}, {**covariates(), "until": until}
+
+
 def study(name, size, num, seed, folder):
     """Returns the figures of a family's cells, after running what its file lacks."""
-    outcome = FAMILIES[name][0]
+    formula, family, schema, rows = asked(name)
     rehearsal = dpvi.rehearse_regression(
-        FORMULA,
-        name,
-        {"y": outcome, **COVARIATES},
+        formula,
+        family,
+        schema,
         num_records=size,
         epsilon=EPSILONS,
         delta=DELTA,
-        truth=truth(name),
+        truth=truth(family),
         num=num,
-        public_data=covariates(),
+        public_data=rows,
         level=LEVEL,
         seed=seed,
         path=folder / f"{name}-{size}-{seed}.json",
@@ -169,7 +186,9 @@ def table(rows):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument(
+        "--families", nargs="*", default=list(FAMILIES), choices=[*FAMILIES, *CENSORED]
+    )
     parser.add_argument("--num", type=int, default=100)
     parser.add_argument("--records", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=2026)

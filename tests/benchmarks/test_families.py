@@ -5,7 +5,7 @@ import json
 import families
 import numpy as np
 import pytest
-from support.regressions import FORMULA, OUTCOMES, SLOPES
+from support.regressions import FORMULA, OUTCOMES, SLOPES, simulated
 
 from tfp_dpvi.regressions.fit import described
 from tfp_dpvi.rehearsal.result import Rehearsal
@@ -47,3 +47,14 @@ def test_cells_are_those_of_the_tests_of_maximum_likelihood(name):
     assert (families.FORMULA, families.SLOPES) == (FORMULA, SLOPES)
     assert design.schema.columns["y"].upper == OUTCOMES[name].upper
     assert set(families.truth(name)) == set(parts.names_of_model(design))
+
+
+@pytest.mark.parametrize("name", families.CENSORED)
+def test_a_third_of_the_outcomes_of_a_censored_cell_are_censored(name):
+    formula, family, schema, rows = families.asked(name)
+    design, parts = described(formula, family, schema)
+    limits = design.rows(rows).limits[:, 0]
+    np.testing.assert_array_equal(limits, rows["until"])
+    assert parts.layout.censored == "right"
+    outcomes = simulated(family, num=families.NUM_ROWS)["y"]
+    assert 0.2 < np.mean(outcomes >= limits) < 0.5

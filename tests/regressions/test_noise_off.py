@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import optimize
-from support.densities import BY_SCIPY
+from support.densities import BY_SCIPY, TIMES, log_censored
 from support.regressions import FORMULA, OUTCOMES, WORDS, asked, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.calibrated import scoring
+from tfp_dpvi.data import Continuous, Schema
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.scoring import ScoringOptimizer
 
@@ -20,7 +21,8 @@ for name in ("formulae", "statsmodels"):
 WIDE = 10.0
 # Of skewed outcomes one is, of a record of the rare level, whose coefficient was .3 and .4 standard
 # deviations away without it.
-WIDE_OF = {"weibull": 20.0, "zero_inflated_negative_binomial": 20.0}
+WIDE_OF = {"weibull": 20.0, "exponential": 20.0, "zero_inflated_negative_binomial": 20.0}
+WIDE_OF_CENSORED = 20.0
 # With which a plan has the same noise, or the least that it can have.
 EPSILON = 1e5
 EPSILON_OF = dict.fromkeys(WIDE_OF, 8e5)
@@ -51,6 +53,12 @@ def without_clip(monkeypatch):
 def fit_by_scipy(family, data):
     """Returns log densities of records by parameters, their best ones, and units of coefficients."""
     num, log_density = BY_SCIPY[family]
+    if "until" in data:
+        times = TIMES[family][1]
+
+        def log_density(y, score, own):
+            return log_censored(times(score, own), y, data["until"])
+
     ward = data["ward"]
     columns = np.stack([data["age"], data["income"], data["sex"], ward == "B", ward == "C"], axis=1)
     centre, scale = columns.mean(axis=0), columns.std(axis=0)
@@ -63,6 +71,7 @@ def fit_by_scipy(family, data):
     def log_prob(point):
         return log_density(y, x @ point[num:], point[:num])
 
+    y = np.minimum(y, data.get("until", np.inf))
     start = np.zeros(num + x.shape[1])
     start[num] = 0.0 if family in ("student", "beta") else np.log(y.mean())
     fit = optimize.minimize(
@@ -149,6 +158,22 @@ def test_these_tests_cut_no_score(family):
     assert np.sqrt(lengths.max()) < WIDE_OF.get(family, WIDE)
 
 
+@pytest.mark.parametrize("family", [slow(name) for name in TIMES])
+def test_a_third_of_the_outcomes_may_be_censored(family, without_clip):
+    data = simulated(family)
+    middle = float(np.quantile(data["y"], 0.7))
+    data["until"] = np.random.default_rng(9).uniform(0.3 * middle, 1.7 * middle, len(data["y"]))
+    without_clip(WIDE_OF_CENSORED)
+    formula, schema = asked(family)
+    upper = OUTCOMES[family].upper
+    schema = Schema({**schema.columns, "until": Continuous(1e-6, upper, typical=(middle, middle))})
+    formula = formula.replace("y ~", "censored(y, until) ~")
+    result = dpvi.regression(formula, data, family, schema, epsilon=8e5, delta=1e-5, seed=2)
+    assert 0.2 < np.mean(data["y"] >= data["until"]) < 0.5
+    assert result.warnings == []
+    compare(result, maximum_likelihood_by_scipy(family, data))
+
+
 @pytest.mark.parametrize("family", [slow(name) for name in OUTCOMES if name != "bernoulli"])
 def test_means_and_sds_are_those_of_maximum_likelihood(family, without_clip):
     check_agrees(family, without_clip)
@@ -159,14 +184,17 @@ def test_a_bernoulli_regression_is_maximum_likelihoods(without_clip):
 
 
 def check_agrees(family, without_clip):
-    """Means within .15 sd, as twins make them .05 sd uncertain; sds within 10 %."""
     data = simulated(family)
     without_clip(WIDE_OF.get(family, WIDE))
     formula, schema = asked(family)
     epsilon = EPSILON_OF.get(family, EPSILON)
     result = dpvi.regression(formula, data, family, schema, epsilon=epsilon, delta=1e-5, seed=2)
     assert result.warnings == []
-    expected = maximum_likelihood(family, data)
+    compare(result, maximum_likelihood(family, data))
+
+
+def compare(result, expected):
+    """Means within .15 sd, as twins make them .05 sd uncertain; sds within 10 %."""
     found = result.summary()
     # statsmodels gives thresholds and sigma in other terms.
     names = [name for name in found.index if name in expected.index]

@@ -17,6 +17,7 @@ OWN = {
     "lognormal": lambda p: {"sigma": np.exp(p[0])},
     "gamma": lambda p: {"alpha": np.exp(p[0])},
     "weibull": lambda p: {"alpha": np.exp(p[0])},
+    "exponential": lambda p: {},
     "beta": lambda p: {"kappa": np.exp(p[0])},
     "zero_inflated_poisson": lambda p: {"zero": special.expit(p[0])},
     "zero_inflated_negative_binomial": lambda p: {

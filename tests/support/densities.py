@@ -22,6 +22,25 @@ def log_hurdle(y, score, zero):
     return np.where(y == 0, np.log(zero), np.log1p(-zero) + above)
 
 
+def log_censored(times, y, limit):
+    """Log densities of outcomes min(T, limit), of a distribution of SciPy."""
+    # A logarithm of a probability that vanished would end a search.
+    return np.where(y < limit, times.logpdf(y), np.maximum(times.logsf(limit), -1e4))
+
+
+# Distributions of times by score and unbounded parameters of the family, of which there are so many.
+TIMES = {
+    "weibull": (
+        1,
+        lambda e, p: stats.weibull_min(
+            np.exp(p[0]), 0, np.exp(e) / special.gamma(1.0 + np.exp(-p[0]))
+        ),
+    ),
+    "lognormal": (1, lambda e, p: stats.lognorm(np.exp(p[0]), 0, np.exp(e))),
+    "gamma": (1, lambda e, p: stats.gamma(np.exp(p[0]), 0, np.exp(e - p[0]))),
+    "exponential": (0, lambda e, p: stats.expon(0, np.exp(e))),
+}
+
 # Log densities by outcome, score and unbounded parameters of the family, of which there are so many.
 BY_SCIPY = {
     "student": (2, lambda y, e, p: stats.t.logpdf(y, np.exp(p[1]), e, np.exp(p[0]))),
@@ -33,6 +52,7 @@ BY_SCIPY = {
             y, np.exp(p[0]), 0, np.exp(e) / special.gamma(1.0 + np.exp(-p[0]))
         ),
     ),
+    "exponential": (0, lambda y, e, p: stats.expon.logpdf(y, 0, np.exp(e))),
     "beta": (
         1,
         lambda y, e, p: stats.beta.logpdf(

@@ -42,6 +42,8 @@ def outcome_values(design: Design, family: str, outcome: Outcome, data: TableDat
     numbers = numbers_within(design.schema, name, data, design.outside)
     if design.trials is not None:
         numbers = _among_trials(design, numbers, data)
+    if design.limit is not None:
+        numbers = _up_to_limits(design, numbers, data)
     if family == "ordinal":
         return (numbers - column.lower).astype(np.float32)
     if FAMILIES[family].is_scaled:
@@ -67,6 +69,15 @@ def _among_trials(design: Design, successes: np.ndarray, data: TableData) -> np.
             f'{check.rows(successes > trials)}: correct them, or pass outside="clip".'
         )
     return successes
+
+
+def _up_to_limits(design: Design, values: np.ndarray, data: TableData) -> np.ndarray:
+    assert design.limit is not None
+    limits = np.asarray(design.limit.at)
+    if isinstance(design.limit.at, str):
+        limits = numbers_within(design.schema, design.limit.at, data, design.outside)
+    meet = np.minimum if design.limit.side == "right" else np.maximum
+    return np.asarray(meet(values, limits), np.float64)
 
 
 def numbers_within(schema: Schema, name: str, data: TableData, outside: str) -> np.ndarray:
@@ -129,7 +140,9 @@ def column_bins(design: Design, names: Sequence[str] | None, data: TableData) ->
         names = [
             name
             for name, column in columns.items()
-            if isinstance(column, Numeric) and not column.missing and name != design.trials
+            if isinstance(column, Numeric)
+            and not column.missing
+            and name not in (design.trials, design.limit_column)
         ]
     names = [names] if isinstance(names, str) else list(names)
     if unknown := [name for name in names if name not in columns]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import re
-import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,14 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Binary, Categorical, Column, Date, Integer, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
+from tfp_dpvi.regressions.responses import (
+    UFUNCS,
+    calls_of,
+    limit_of,
+    response_of,
+    trials_of,
+    ufunc_of,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -35,15 +43,10 @@ MOST_LEVELS = 500
 
 MISSING_LEVEL = "missing"
 
-MOST_TRIALS = 2**20
-"""Trials of one record: float32 holds so many and their successes exactly."""
-
 # Stateful ones take their state from invented records, and no other.
 TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 PLAIN = ("I", "offset")
-# Of successes among trials.
-TRIALS = ("p", "prop", "proportion")
 # Missing covariates that are invented for the reference.
 _SHARE_MISSING = 0.1
 _FUNCTIONS = "a function of NumPy of each value (np.log), or " + ", ".join(
@@ -60,12 +63,15 @@ class Rows:
       offset: Sum of the offsets, float64 [n].
       groups: Columns of group effects, float32 [n, all levels].
       trials: Numbers of trials, float32 [n, 1], or [n, 0] without any.
+      limits: The limits of censored outcomes, in the outcome's units, float64 [n, 1], or [n, 0]
+        without any.
     """
 
     common: np.ndarray
     offset: np.ndarray
     groups: np.ndarray
     trials: np.ndarray
+    limits: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +123,7 @@ class Design:
       outcome: The name of the outcome's column.
       trials: The column of numbers of trials, or their public number, of an outcome `p(y, n)`; else
         None.
+      limit: The limit of an outcome `censored(y, limit)`; else None.
       labels: Names of the common columns.
       terms: Slices of the common columns by the names of terms.
       groups: The group effects.
@@ -147,8 +154,9 @@ class Design:
         self.constants = dict(constants or {})
         self._formulae = _import_formulae()
         description = self._parsed()
-        self.outcome, self._response = _outcome(description)
-        self.trials = self._trials(schema)
+        self.outcome, self._response = response_of(description)
+        self.trials = trials_of(self._response, self.outcome, schema, self.constants)
+        self.limit = limit_of(self._response, self.outcome, schema, self.constants)
         names = self._checked_names(description, schema)
         self.schema = schema.part(names)
         self._names = tuple(name for name in names if name != self.outcome)
@@ -169,29 +177,6 @@ class Design:
         with _errors(self.formula):
             return self._formulae.model_description(self.formula)
 
-    def _trials(self, schema: Schema) -> str | int | None:
-        """Returns the column or the number of trials of an outcome, or None if it has none."""
-        if self._response is None or self._response.callee not in TRIALS:
-            return None
-        second = self._response.args[1]
-        name = str(getattr(second, "name", ""))
-        value = self.constants.get(name, getattr(second, "value", None))
-        if isinstance(value, int | np.integer) and 1 <= value <= MOST_TRIALS:
-            return int(value)
-        column = schema.columns.get(name)
-        is_unknown = name and column is None and name not in self.constants
-        if is_unknown or (
-            isinstance(column, Integer)
-            and not (column.missing or name == self.outcome)
-            and 0 <= column.lower <= column.upper <= MOST_TRIALS
-        ):
-            return name
-        raise ValueError(
-            f"formula has the outcome {self._response}: trials are a public integer from 1 to "
-            f"{MOST_TRIALS}, or another column, Integer with lower=0 or more, upper at most "
-            f"{MOST_TRIALS} and no missing=True."
-        )
-
     def _checked_names(self, description: Any, schema: Schema) -> list[str]:
         for name in self.constants:
             if name in schema.columns:
@@ -202,7 +187,7 @@ class Design:
                 f"formula uses {', '.join(map(repr, unknown))}, which the schema lacks: it has "
                 f"{', '.join(schema.names)}."
             )
-        for call in _calls(description):
+        for call in calls_of(description):
             self._check_call(call, schema)
         for term in description.group_terms:
             if not term.name.startswith("1|"):
@@ -231,7 +216,7 @@ class Design:
                 )
             if "levels" in call.kwargs:
                 raise ValueError(f"formula: leave out levels of {name}(): the schema has them.")
-        elif name not in (*TRANSFORMS, *PLAIN) and _ufunc(name) is None:
+        elif name not in (*TRANSFORMS, *PLAIN) and ufunc_of(name) is None:
             raise ValueError(f"formula: {name}() is no function of one record: use {_FUNCTIONS}.")
 
     def _check_categories(self, name: str, column: Column | None) -> None:
@@ -315,10 +300,10 @@ class Design:
 
     def _evaluated(self, frame: pandas.DataFrame) -> Any:
         environment = self._formulae.environment.Environment(
-            [{"np": _UFUNCS, "numpy": _UFUNCS, **self.constants}]
+            [{"np": UFUNCS, "numpy": UFUNCS, **self.constants}]
         )
-        # Of successes among trials formulae would check the invented ones.
-        formula = self.formula if self.trials is None else self.formula.partition("~")[2]
+        # Of an outcome of two columns formulae would check the invented ones.
+        formula = self._right_side if self._has_two_columns else self.formula
         with _errors(self.formula), np.errstate(all="ignore"):
             return self._formulae.design_matrices(
                 formula, frame, na_action="error", env=environment
@@ -380,23 +365,27 @@ class Design:
             records[name][generator.random(num) < _SHARE_MISSING] = None
         return {name: records[name] for name in self._names or self.schema.names}
 
-    def rows(self, data: TableData) -> Rows:
+    def rows(self, data: TableData, *, with_limits: bool = True) -> Rows:
         """Returns the design rows of records, in their order; none is dropped.
 
         Args:
           data: A data set with the covariates' columns; others are ignored.
+          with_limits: Whether limits of censored outcomes are read, which predictions do not need.
 
         Raises:
           ValueError: A column is absent, or a value is missing or not allowed; or a term is not
             finite, such as the logarithm of 0.
         """
-        if not self._names:
+        beside = "" if with_limits else self.limit_column
+        names = tuple(name for name in self._names if name != beside)
+        if not names:
             columns: Any = getattr(data, "columns", data)
             num = len(data[next(iter(columns))])
             none = np.zeros([num, 0])
-            return Rows(none, np.zeros(num), none.astype(np.float32), self._trials_of({}, num))
-        arrays = self.schema.part(self._names).arrays(data)
-        frame, indicators = self._frame(arrays, self._names)
+            trials, limits = self._trials_of({}, num), self._limits_of({}, num, with_limits)
+            return Rows(none, np.zeros(num), none.astype(np.float32), trials, limits)
+        arrays = self.schema.part(names).arrays(data)
+        frame, indicators = self._frame(arrays, names)
         num = len(frame)
         common, groups = self._matrices.common, self._matrices.group
         with _private(self.formula), np.errstate(all="ignore"), warnings.catch_warnings():
@@ -411,13 +400,22 @@ class Design:
         offset = sum((matrix[:, place].sum(axis=1) for place in self._offsets), np.zeros(num))
         result = np.concatenate([matrix[:, self._kept], indicators], axis=1)
         self._check_finite(result, offset)
-        return Rows(result, offset, levels, self._trials_of(frame, num))
+        trials, limits = self._trials_of(frame, num), self._limits_of(frame, num, with_limits)
+        return Rows(result, offset, levels, trials, limits)
 
     def _trials_of(self, frame: pandas.DataFrame | dict[str, np.ndarray], num: int) -> np.ndarray:
         if self.trials is None:
             return np.zeros([num, 0], np.float32)
         trials = frame[self.trials] if isinstance(self.trials, str) else np.full(num, self.trials)
         return np.asarray(trials, np.float32)[:, None]
+
+    def _limits_of(
+        self, frame: pandas.DataFrame | dict[str, np.ndarray], num: int, with_limits: bool
+    ) -> np.ndarray:
+        if self.limit is None or not with_limits:
+            return np.zeros([num, 0])
+        at = self.limit.at
+        return np.array(frame[at] if isinstance(at, str) else np.full(num, at), np.float64)[:, None]
 
     def _check_finite(self, common: np.ndarray, offset: np.ndarray) -> None:
         for label, values in zip((*self.labels, "offset"), (*common.T, offset), strict=True):
@@ -433,7 +431,7 @@ class Design:
         Args:
           numbers: The outcome's values, float64 [n].
         """
-        if not self.has_transformed_outcome:
+        if self._response is None or self._has_two_columns:
             return numbers
         import pandas
 
@@ -450,7 +448,25 @@ class Design:
     @property
     def has_transformed_outcome(self) -> bool:
         """True if the outcome is a function of its column."""
-        return self._response is not None and self.trials is None
+        return self._response is not None and not self._has_two_columns
+
+    @property
+    def _has_two_columns(self) -> bool:
+        """True if it is made of its column and of trials or limits."""
+        return self.trials is not None or self.limit is not None
+
+    @property
+    def _right_side(self) -> str:
+        return self.formula.partition("~")[2]
+
+    @functools.cached_property
+    def limit_column(self) -> str:
+        """The column of limits if it is no covariate as well, and else ""."""
+        if self.limit is None or not isinstance(self.limit.at, str):
+            return ""
+        with _errors(self.formula):
+            covariates = self._formulae.model_description(self._right_side).var_names
+        return "" if self.limit.at in covariates else self.limit.at
 
 
 # ---------------------------------------------------------------------- helpers
@@ -510,89 +526,6 @@ def _unreadable(formula: str, error: Exception) -> ValueError:
         f"formula={formula!r} cannot be evaluated ({type(error).__name__}: "
         f"{check.first_line(error):.150})."
     )
-
-
-# What formulae reads as an outcome and no family fits, and what to do instead.
-_NOT_FITTED = {
-    "censored": (
-        "no family has censored records; write their density and survival as the likelihood of a "
-        "DPVI model"
-    ),
-    "truncated": (
-        "no family is truncated; pass a truncated distribution as the likelihood of a DPVI model"
-    ),
-    "constrained": (
-        "no family has bounds of your own; take one whose outcomes have them, such as "
-        'family="beta", or a likelihood of your own in a DPVI model'
-    ),
-    "weighted": (
-        "name the outcome's column alone, and pass the column of survey weights as weights="
-    ),
-}
-
-
-def _outcome(description: Any) -> tuple[str, Any]:
-    response = description.response
-    if response is None:
-        raise ValueError('formula has no outcome: write "outcome ~ terms".')
-    (component,) = response.term.components
-    call = getattr(component, "call", None)
-    if call is None:
-        if component.reference is not None:
-            raise ValueError(
-                "formula: leave out the level of the outcome, and code it as Binary in the schema."
-            )
-        return component.name, None
-    if call.callee in _NOT_FITTED:
-        raise ValueError(f"formula has the outcome {call}: {_NOT_FITTED[call.callee]}.")
-    if call.callee in TRIALS:
-        name = getattr(call.args[0], "name", None) if call.args else None
-        if name is None or len(call.args) != 2 or call.kwargs:
-            raise ValueError(
-                f"formula has the outcome {call}: write p(successes, trials), with a column and a "
-                "column or a public number."
-            )
-        return name, call
-    names = component.var_names
-    if len(names) != 1:
-        raise ValueError(f"formula has the outcome {component.name}: use one column.")
-    if _ufunc(call.callee) is None:
-        raise ValueError(f"formula: the outcome may be a column or np.log of it, not {call}.")
-    return next(iter(names)), call
-
-
-def _calls(description: Any) -> list[Any]:
-    """Returns all calls of a formula, also those within others."""
-    found = []
-    components: list[Any] = []
-    for term in description.common_terms:
-        components += getattr(term, "components", [])
-    for term in description.group_terms:
-        components += [*getattr(term.expr, "components", []), *term.factor.components]
-    waiting = [component.call for component in components if hasattr(component, "call")]
-    while waiting:
-        part = waiting.pop()
-        if hasattr(part, "callee"):
-            found.append(part)
-        waiting += [*getattr(part, "args", ()), *getattr(part, "kwargs", {}).values()]
-    return found
-
-
-def _ufunc(name: str) -> np.ufunc | None:
-    """Returns NumPy's function of each value by itself that a formula calls, if it is one."""
-    parts = name.split(".")
-    return getattr(_UFUNCS, parts[1], None) if len(parts) == 2 and parts[0] in _MODULES else None
-
-
-_MODULES = ("np", "numpy")
-
-_UFUNCS = types.SimpleNamespace(
-    **{
-        name: value
-        for name, value in vars(np).items()
-        if isinstance(value, np.ufunc) and value.signature is None and value.nin == 1
-    }
-)
 
 
 def _levels(column: Column) -> list[Any]:

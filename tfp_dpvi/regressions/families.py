@@ -12,6 +12,7 @@ from tfp_dpvi import local
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.data import Categorical, Column
 from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.regressions.censored import Censored
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Normal, Outcome
 
 NUM_POINTS = 15
@@ -67,6 +68,8 @@ class Layout:
       group_sizes: The number of columns of each group effect.
       unit: The column of persons if each has an intercept of their own, else "".
       has_trials: Whether the last column is the number of trials.
+      censored: Where outcomes are not seen beyond a limit, "right" or "left": then the last column
+        is the limit, on the model's scale. Else "".
     """
 
     num_common: int
@@ -74,6 +77,7 @@ class Layout:
     group_sizes: tuple[int, ...] = ()
     unit: str = ""
     has_trials: bool = False
+    censored: str = ""
 
     @property
     def group_index(self) -> list[int]:
@@ -155,10 +159,18 @@ def likelihood(
         if layout["has_intercept"]:
             logits += params["intercept"]
         return kind.distribution(logits, params, enters)
+    side = layout.get("censored")
+    # With an intercept of each person, scores have its values in a second dimension.
+    last = x[:, -1:] if layout.get("unit") else x[:, -1]
     if layout.get("has_trials"):
-        # With an intercept of each person, scores have its values in a second dimension.
-        params = {**params, "trials": x[:, -1:] if layout["unit"] else x[:, -1]}
+        params = {**params, "trials": last}
+    if side or layout.get("has_trials"):
         x = x[:, :-1]
+
+    def outcomes(score: tf.Tensor) -> tfd.Distribution:
+        distribution = kind.distribution(score, params, enters)
+        return Censored(distribution, last, side) if side else distribution
+
     score = x[:, num]
     if num:
         score += tf.linalg.matvec(x[:, :num], params["coefficients"])
@@ -167,11 +179,10 @@ def likelihood(
     if layout["has_intercept"]:
         score += params["intercept"]
     if not layout.get("unit"):
-        return kind.distribution(score, params, enters)
-    if type(kind) is Normal:
+        return outcomes(score)
+    if type(kind) is Normal and not side:
         return local.unit_normal(score, params["sigma"], params["unit_sd"])
     score = score[:, None]
     return local.unit_quadrature(
-        lambda z: kind.distribution(score + params["unit_sd"] * z, params, enters),
-        num_points=NUM_POINTS,
+        lambda z: outcomes(score + params["unit_sd"] * z), num_points=NUM_POINTS
     )

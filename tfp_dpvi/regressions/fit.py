@@ -77,10 +77,13 @@ def regression(
         (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
         effects `(1 | g)`. Levels, knots, means and scales are the schema's. The outcome of
         "binomial" is `p(y, n)`: successes among trials, where n is a column or a public number.
+        `censored(y, limit)` is an outcome that is not seen from a limit on, a column or a public
+        number, and `censored(y, limit, "left")` one that is not seen below it. Each record needs
+        its limit, independent of its outcome given the covariates.
       data: A data set with the formula's columns, one row a record; others are ignored.
-      family: "normal", "student", "lognormal", "gamma", "weibull", "beta", "bernoulli", "binomial",
-        "poisson", "negative_binomial", "zero_inflated_poisson", "zero_inflated_negative_binomial",
-        "hurdle_poisson", "categorical" or "ordinal".
+      family: "normal", "student", "lognormal", "gamma", "weibull", "exponential", "beta",
+        "bernoulli", "binomial", "poisson", "negative_binomial", "zero_inflated_poisson",
+        "zero_inflated_negative_binomial", "hurdle_poisson", "categorical" or "ordinal".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
         with a new one, that of the fit.
@@ -215,6 +218,7 @@ def described(
     fixed, has_unit_effect = _without_unit(formula, unit)
     design = Design(fixed, schema, **settings)
     column = schema.columns[design.outcome]
+    _check_limit(design, family)
     check_outcome(FAMILIES[family], design.outcome, column)
     if FAMILIES[family].has_trials != (design.trials is not None):
         raise ValueError(
@@ -230,6 +234,27 @@ def described(
     parts = _parts(design, family, priors or {}, unit or "" if has_unit_effect else "")
     _check_size(parts)
     return design, parts
+
+
+def _check_limit(design: Design, family: str) -> None:
+    """Raises if outcomes are censored that the family cannot have."""
+    if design.limit is None:
+        return
+    kind, limit = FAMILIES[family], design.limit.at
+    if not kind.can_be_censored:
+        able = ", ".join(name for name, each in FAMILIES.items() if each.can_be_censored)
+        raise ValueError(
+            f"family={family!r} has no censored outcomes, and the formula has "
+            f"{design.formula.partition('~')[0].strip()}: use one of {able}."
+        )
+    column = design.schema.columns.get(str(limit))
+    least = column.lower if isinstance(column, Numeric) else float(limit)
+    if not kind.is_scaled and least <= 0.0:
+        raise ValueError(
+            f"formula has limits from {least:g} on, and family={family!r} needs limits above 0: "
+            "leave out by a rule records that were not followed, and describe the limit with "
+            "lower above 0."
+        )
 
 
 def public_inputs(design: Design, parts: Parts) -> np.ndarray:
@@ -352,7 +377,14 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
     outcome = kind.outcome(column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
     has_intercept = design.has_intercept and family != "ordinal"
-    layout = Layout(len(design.labels), has_intercept, sizes, person, design.trials is not None)
+    layout = Layout(
+        len(design.labels),
+        has_intercept,
+        sizes,
+        person,
+        has_trials=design.trials is not None,
+        censored="" if design.limit is None else design.limit.side,
+    )
     unit = outcome.scale
     given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
     if intercept is None:

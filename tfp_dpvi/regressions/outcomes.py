@@ -55,6 +55,7 @@ class Family(abc.ABC):
       needs: The descriptions that its outcome may have, in words.
       remedy: What helps where the family does not fit, in the words of a formula.
       has_trials: Whether outcomes are successes among trials.
+      can_be_censored: Whether outcomes may be known up to a limit alone.
       is_scaled: Whether the outcome is divided by its typical deviation, as in a linear model.
       coefficient_sd: The default prior's standard deviation of a coefficient whose column has
         standard deviation 1.
@@ -65,6 +66,7 @@ class Family(abc.ABC):
     needs: ClassVar[str]
     remedy: ClassVar[str] = "add terms, such as interactions or bs(x, df=4)"
     has_trials: ClassVar[bool] = False
+    can_be_censored: ClassVar[bool] = False
     is_scaled: ClassVar[bool] = False
     coefficient_sd: ClassVar[float] = 2.5
 
@@ -149,6 +151,7 @@ class _Positive(Family):
 
     link = "log"
     needs = "Continuous or Integer with lower above 0"
+    can_be_censored = True
     remedy = "model the logarithm, np.log(outcome), with family='student', or add terms"
 
     def fits(self, column: Column) -> bool:
@@ -192,6 +195,7 @@ class Normal(Family):
     link = "identity"
     needs = "Continuous or Integer"
     remedy = 'try family="student", model the logarithm, np.log1p(outcome), or add terms'
+    can_be_censored = True
     is_scaled = True
 
     def fits(self, column: Column) -> bool:
@@ -227,6 +231,7 @@ class Student(Normal):
 
     name = "student"
     remedy = "model the logarithm, np.log1p(outcome), or add terms"
+    can_be_censored = False
 
     def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
@@ -297,6 +302,18 @@ class Weibull(Gamma):
         del outcome
         shape = own["alpha"]
         return tfd.Weibull(shape, tf.exp(score - tf.math.lgamma(1.0 + 1.0 / shape)))
+
+
+class Exponential(_Positive):
+    """Times whose hazard is the same at every age."""
+
+    name = "exponential"
+    remedy = 'try family="weibull" or "gamma", or add terms'
+
+    def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
+        """See `Family.distribution`."""
+        del own, outcome
+        return tfd.Exponential(tf.exp(-score))
 
 
 class Beta(Family):
@@ -574,6 +591,7 @@ FAMILIES: dict[str, Family] = {
         LogNormal,
         Gamma,
         Weibull,
+        Exponential,
         Beta,
         Bernoulli,
         Binomial,

@@ -87,7 +87,8 @@ class Parts:
         """
         common = (rows.common - np.array(self.location)) / np.array(self.scale)
         offset = rows.offset[:, None] / self.outcome.scale
-        columns = [common, offset, rows.groups, rows.trials]
+        limits = (rows.limits - self.base) / self.outcome.scale
+        columns = [common, offset, rows.groups, rows.trials, limits]
         return np.concatenate(columns, axis=1).astype(np.float32)
 
     def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:

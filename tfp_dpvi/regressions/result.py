@@ -99,7 +99,11 @@ class Regression:
         if checks is None:
             return [NO_POSTERIOR]
         names = self.parts.names_of_model(self.design)
-        return [in_own_words(each, self.parts.family, names) for each in checks.warnings]
+        is_censored = self.design.limit is not None
+        return [
+            in_own_words(each, self.parts.family, names, is_censored=is_censored)
+            for each in checks.warnings
+        ]
 
     def summary(self, level: float = 0.94) -> pandas.DataFrame:
         """Returns a table of coefficients in the units of the formula.
@@ -159,6 +163,8 @@ class Regression:
             found.append(
                 f"trials: {design.trials}, at most {trials.upper:g}, given and not modelled"
             )
+        if design.limit is not None:
+            found.append(design.limit.in_words)
         found += parts.kind.choices(unit)
         found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
         if parts.measured:
@@ -298,13 +304,14 @@ class Regression:
 
         Returns:
           A pandas DataFrame with a row each record: "mean", "mean_low" and "mean_high" of the
-          expected outcome (of successes among trials their number), "low" and "high" of outcomes;
+          expected outcome (of successes among trials their number, of censored outcomes those that
+          no limit hides, which need no limits), "low" and "high" of outcomes;
           for categorical and ordinal families the mean and the ends of each level's probability.
         """
         import pandas
 
         tail = (1.0 - check.probability("level", level)) / 2.0
-        means, outcomes = self._predicted(self.design.rows(data), seed)
+        means, outcomes = self._predicted(self.design.rows(data, with_limits=False), seed)
         if means.ndim == 3:
             levels = outcome_levels(self.design.schema.columns[self.design.outcome])
             low, high = np.quantile(means, [tail, 1.0 - tail], axis=0)
@@ -410,7 +417,7 @@ class Regression:
         num_records = self.model.privacy_account.num_records
         strata = make_strata(counts, count, by, num_records)
         generator = np.random.default_rng(seed)
-        rows = self.design.rows(counts)
+        rows = self.design.rows(counts, with_limits=False)
         strata, outcomes = self._population(strata, rows, generator)
         draws = estimates(outcomes, strata, estimate, at, generator)
         names = None
@@ -468,7 +475,8 @@ class Regression:
           ValueError: A name is no covariate, or a value of `at` is not allowed by the schema.
         """
         design = self.design
-        known = [each for each in design.schema.names if each != design.outcome]
+        hidden = (design.outcome, design.limit_column)
+        known = [each for each in design.schema.names if each not in hidden]
         if name not in known:
             raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(known)}.")
         fixed = dict(at or {})

@@ -44,8 +44,9 @@ def predict_signature(
     Raises:
       ValueError: A term of the formula is none that TensorFlow alone computes.
     """
+    hidden = (design.outcome, design.limit_column)
     covariates = {
-        name: column for name, column in design.schema.columns.items() if name != design.outcome
+        name: column for name, column in design.schema.columns.items() if name not in hidden
     }
     _check_covariates(covariates, design)
     common = [_product(label, covariates) for label in design.labels]

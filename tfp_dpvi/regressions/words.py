@@ -61,6 +61,10 @@ _MEANINGS = (
         "not settled, or family {family} does not fit; " + _LARGER + ", or {fit}",
     ),
 )
+_OF_CENSORED = (
+    'try another family, such as "weibull" or "lognormal", or add terms; records that drop out '
+    "before their limit do the same"
+)
 # How the model's own sentences begin in the log.
 _MODEL_SAYS = ("Do not trust the posterior's intervals", "The released values give no posterior")
 NO_POSTERIOR = (
@@ -69,21 +73,25 @@ NO_POSTERIOR = (
 )
 
 
-def in_own_words(sentence: str, family: str, names: Mapping[str, str]) -> str:
+def in_own_words(
+    sentence: str, family: str, names: Mapping[str, str], *, is_censored: bool = False
+) -> str:
     """Returns a model's warning in the words of a formula; one that is not known, with its names.
 
     Args:
       sentence: The model's warning.
       family: The family.
       names: The model's names of parameters, by the formula's.
+      is_censored: Whether outcomes are, which rules out what other outcomes may try.
     """
+    remedy = _OF_CENSORED if is_censored else FAMILIES[family].remedy
     for name, inner in sorted(names.items(), key=lambda pair: -len(pair[1])):
         shown = name.replace("\\", r"\\")
         sentence = re.sub(rf"(?<!\w){re.escape(inner)}(?![\w\[])", shown, sentence)
     for pattern, meaning in _MEANINGS:
         found = re.fullmatch(pattern, sentence)
         if found:
-            return found.expand(meaning).format(fit=FAMILIES[family].remedy, family=family)
+            return found.expand(meaning).format(fit=remedy, family=family)
     return sentence
 
 

@@ -140,7 +140,9 @@ def rehearse_regression(
         inner=np.array([places.get(inner.get(name, ""), -1) for name in names]),
         bounds=_bounds(design, parts),
         clips=outside == "clip",
-        in_words=functools.partial(in_own_words, family=family, names=inner),
+        in_words=functools.partial(
+            in_own_words, family=family, names=inner, is_censored=design.limit is not None
+        ),
     )
     plan = RehearsalPlan.checked(num_records, epsilon, delta, num=num, level=level, seed=seed)
     return run(subject, plan, path, verbose)
