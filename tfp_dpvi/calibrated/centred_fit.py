@@ -103,6 +103,11 @@ class CentredFit:
             public_inputs, records.x, dtype=self._model.dtype, size=size, of="x has"
         )
 
+    def start_anew(self) -> None:
+        """Lets the next fit start where the first one did, instead of where the last one ended."""
+        if self.scoring is not None:
+            self.scoring.start_anew()
+
     def begin(self) -> None:
         """Runs before a fit spends privacy.
 
