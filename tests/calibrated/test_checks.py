@@ -87,6 +87,21 @@ def test_tests_share_their_false_alarms_by_holms_procedure():
     assert failed(halves=0.002, lack_of_fit=np.nan, lack_of_fit_z=np.nan, ranks=np.nan) == []
 
 
+def test_advice_is_about_the_training_first_and_then_about_the_likelihood():
+    """Parameters that are off make any likelihood look wrong, for instance a Bernoulli."""
+
+    def advice(**values):
+        return dataclasses.replace(TRAINED, **values).warnings[-1].partition("; ")[2]
+
+    more = {"lack_of_fit": 0.5, "lack_of_fit_z": 9.0}
+    assert "NegativeBinomial" in advice(**more)
+    assert "vary less" in advice(lack_of_fit=-0.5, lack_of_fit_z=-9.0)
+    for unsettled in ({"distance": 2.0}, {"halves": 1e-4}):
+        assert "mend that first" in advice(**more, **unsettled)
+        assert "mend that first" in advice(ranks=1e-4, **unsettled)
+    assert "logarithm" in advice(ranks=1e-4)
+
+
 def test_tests_warn_of_at_most_their_share_where_all_is_well():
     """10,000 fits with uniform p-values: 3 % and a standard error of .17 %, limit four of them."""
     generator = np.random.default_rng(0)

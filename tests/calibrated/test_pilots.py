@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 import tfp_dpvi as dpvi
-from tfp_dpvi._tf import tfd
+from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, ScoringOptimizer
 
 TARGET = {"epsilon": 8.0, "delta": 1e-5}
 NUM = 400
+KERAS = dpvi.keras.callbacks
 
 
 def slope(params, x):
@@ -100,7 +101,129 @@ def test_settings_of_an_optimizer_are_refused_without_one(settings):
 
 def test_what_scoring_steps_have_no_use_for_is_refused():
     settings = dpvi.calibrated.Pilot(1.0, 0.1, 0.2, batch_size=100, epochs=60)
-    with pytest.raises(TypeError, match="use_ema"):
+    with pytest.raises(TypeError, match="scoring steps have no use_ema"):
         settings.optimizer(NUM, use_ema=True)
     again = ScoringOptimizer.from_config(settings.optimizer(NUM, noise_multiplier=3.0).get_config())
     assert again.noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"clipping": "flat"}, {"gradients": "vectorized"}, {"num_draws": 2}]
+)
+def test_a_pilots_optimizer_refuses_what_its_steps_would_ignore(settings):
+    """The optimizer of one model's pilot, in a model with other settings."""
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}=.* is for an optimizer"):
+        model_of(**settings).compile(ScoringOptimizer(), **TARGET)
+
+
+def test_networks_refuse_scoring_steps():
+    """As SGD with a learning rate of 1, it would train them, and diverge."""
+    layers = dpvi.keras.layers
+    model = dpvi.DPKerasModel(dpvi.keras.Sequential([layers.Input([1]), layers.Dense(1)]))
+    with pytest.raises(ValueError, match="ScoringOptimizer is for a DPVI"):
+        model.compile(ScoringOptimizer(), loss="mse", **TARGET)
+    normal = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, 1.0)})
+    with pytest.raises(TypeError, match="DPKerasAdamOptimizer"):
+        dpvi.federated.Study(normal, lambda params, x: slope(params["w"], x), ScoringOptimizer())
+
+
+def test_a_surrogate_that_scoring_steps_do_not_train_says_so(caplog):
+    x, y = records()
+    mine = tfd.Normal(tf.Variable(3.0), 0.1)
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), slope, mine)
+    model.compile(**TARGET)
+    assert "surrogate_posterior is not trained" in caplog.text
+    caplog.clear()
+    assert model.surrogate_posterior is mine
+    assert not caplog.text
+    model.fit(x, y, batch_size=NUM, steps_per_epoch=60, verbose=0)
+    assert not caplog.text
+    assert model.surrogate_posterior is mine
+    assert "scoring steps left it as it was: read `posterior`" in caplog.text
+
+
+def test_a_posterior_that_is_not_there_says_so(caplog):
+    """Other weights drop it; what is left is a surrogate that scoring steps did not train."""
+    x, y = records()
+    model = model_of()
+    model.compile(**TARGET)
+    model.fit(x, y, public_inputs=x[:100], batch_size=NUM, steps_per_epoch=60, verbose=0)
+    model.posterior_sample(10)
+    assert not caplog.text
+    scoring = model._model.centred.scoring
+    reached = scoring.theta.numpy()
+    model.set_weights(model.get_weights())
+    model.posterior_sample(10)
+    assert "posterior: there is none" in caplog.text
+    # A later fit starts where the first one did.
+    assert abs(scoring.theta.numpy() - reached).max() > 0.1
+    np.testing.assert_allclose(scoring.theta.numpy(), scoring.prior.mean, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("callback", "said"),
+    [
+        (lambda path: KERAS.LearningRateScheduler(lambda epoch, rate: 0.01), "no learning rate"),
+        (lambda path: KERAS.ReduceLROnPlateau("epsilon"), "no learning rate"),
+        (
+            lambda path: KERAS.ModelCheckpoint(f"{path}/{{epoch}}.weights.h5"),
+            "save the model after the fit",
+        ),
+        (lambda path: KERAS.EarlyStopping("kappa"), "it shows 'epsilon'. "),
+    ],
+)
+def test_callbacks_without_effect_on_scoring_steps_are_refused(callback, said, tmp_path):
+    x, y = records()
+    model = model_of()
+    model.compile(**TARGET)
+    with pytest.raises(ValueError, match=said):
+        model.fit(x, y, verbose=0, callbacks=[callback(tmp_path)])
+    assert model.num_releases == 0
+
+
+def test_scoring_steps_have_no_learning_rate_to_set():
+    model = model_of()
+    model.compile(**TARGET)
+    with pytest.raises(AttributeError, match="scoring steps have none"):
+        model.optimizer.learning_rate = 0.1
+
+
+def test_the_last_inputs_hold_for_later_fits():
+    """Those of a fit after those of a pilot, and those of a pilot after those of a fit."""
+    x, y = records()
+    model = model_of()
+    dpvi.pilot(model, x, num_records=NUM, **TARGET)
+    model.compile(noise_multiplier=5.0, delta=1e-5)
+    steps = {"batch_size": NUM, "steps_per_epoch": 60, "verbose": 0}
+    model.fit(x, y, public_inputs=10.0 * x, **steps)
+    model.fit(x, y, **steps)
+    scoring = model._model.centred.scoring
+    assert np.std(scoring.inputs) > 5.0
+    dpvi.pilot(model, x, num_records=NUM, **TARGET)
+    model.fit(x, y, **steps)
+    assert np.std(scoring.inputs) < 2.0
+
+
+def test_inputs_that_another_model_had_are_missed(caplog):
+    """A pilot of one model, and a fit of another: or of one that was saved and loaded."""
+    x, y = records()
+    settings = dpvi.pilot(model_of(), x, num_records=NUM, **TARGET)
+    model = model_of()
+    model.compile(settings.optimizer(NUM), **TARGET)
+    again = ScoringOptimizer.from_config(model.optimizer.get_config())
+    assert again.with_inputs
+    model.make_data(x, y, batch_size=NUM)
+    assert caplog.text.count("public_inputs are missing") == 1
+    with_them = model_of()
+    with_them.compile(again, **TARGET)
+    caplog.clear()
+    dpvi.pilot(with_them, x, num_records=NUM, **TARGET)
+    with_them.make_data(x, y, batch_size=NUM)
+    assert not caplog.text
+
+
+def test_a_likelihood_that_fails_at_a_pilots_inputs_says_so():
+    x = np.arange(100)
+    with pytest.raises(ValueError, match="pilot: the likelihood fails at these x") as caught:
+        dpvi.pilot(model_of(), x, num_records=NUM, **TARGET)
+    assert "int64" in str(caught.value)

@@ -11,10 +11,15 @@ from support.scoring import Fits
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.bayes.checks import fall
+from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated.curvature import CurvaturePrior, NoisyCurvature
+from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import Mixture
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.window import Window
+from tfp_dpvi.data import make_records
 
 tfd = tfp.distributions
 
@@ -45,6 +50,71 @@ def test_a_parameter_that_no_gradient_reaches_is_refused_by_name_before_anything
         model.fit(x, np.ones(200, "float32"), public_inputs=x)
     assert len(str(caught.value).splitlines()) <= 2
     assert model.privacy_ledger.num_releases == 0
+
+
+RATES = {
+    "rates": tfd.Sample(tfd.Exponential(1.0), 2),
+    "places": tfd.Sample(tfd.Uniform(0.0, 100.0), 2),
+}
+
+
+def of_vector(params, x):
+    """One entry is a threshold, and a gradient reaches the other one."""
+    before, after = tf.unstack(params["rates"])
+    return tfd.Poisson(
+        tf.where(x < params["places"][0], before, after) + 0.001 * params["places"][1]
+    )
+
+
+def of_sign(params, x):
+    """The gradient of a sign is zero."""
+    mean, half = params["before"] + params["after"], params["before"] - params["after"]
+    return tfd.Poisson(0.5 * (mean + half * tf.sign(params["place"] - x)))
+
+
+def of_two_places(params, x):
+    """A gradient reaches the threshold too, elsewhere."""
+    rate = tf.where(x < params["place"], params["before"], params["after"])
+    return tfd.Poisson(rate * tf.exp(0.001 * (x - params["place"])))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "prior", "name"),
+    [
+        (of_vector, RATES, r"places\[0\]"),
+        (of_two_places, JUMP, "place"),
+        pytest.param(of_sign, JUMP, "place", marks=pytest.mark.slow),
+    ],
+)
+def test_a_jump_beside_a_gradient_is_refused_by_name(likelihood, prior, name):
+    x = np.linspace(0.0, 100.0, 400).astype("float32")
+    model = dpvi.DPVI(tfd.JointDistributionNamed(prior), likelihood)
+    model.compile(epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match=f"no gradient shows how {name} changes") as caught:
+        model.fit(x, np.ones(400, "float32"), public_inputs=x)
+    assert len(str(caught.value).splitlines()) <= 2
+    assert model.privacy_ledger.num_releases == 0
+
+
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        lambda params, x: tfd.Normal(params["before"] * tf.nn.relu(x - params["place"]), 1.0),
+        lambda params, x: tfd.Poisson(
+            params["before"] * tf.sigmoid(params["place"] - x) + params["after"]
+        ),
+        # At the prior's middle a square has no slope.
+        lambda params, x: tfd.Normal(0.0 * x + (params["place"] - 50.0) ** 2, 100.0),
+    ],
+)
+def test_kinks_and_steep_slopes_are_no_jumps(likelihood):
+    x = np.linspace(0.0, 100.0, 400).astype("float32")
+    records = make_records(x, np.ones(400, "float32"), None, dtype="float32", validate=True)
+    pairing = Pairing(
+        BayesianModel(tfd.JointDistributionNamed(JUMP), likelihood), records, log_scales=True
+    )
+    pairing.may_jump = True
+    assert not parameters_that_jump(Scoring(pairing, x))
 
 
 def test_with_an_optimizer_it_is_warned_of_by_name(caplog):

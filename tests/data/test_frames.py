@@ -149,6 +149,9 @@ def test_every_dtype_is_right_or_refused_before_anything_is_spent(container, eve
     assert refused > 20
 
 
+YEAR_OF_2020 = Date("2020-01-01", "2021-01-01")
+
+
 @pytest.mark.parametrize(
     ("values", "column", "words"),
     [
@@ -156,12 +159,14 @@ def test_every_dtype_is_right_or_refused_before_anything_is_spent(container, eve
         (pd.array([1, 2], dtype="Int8"), Integer(0, 1000), "may have 1000"),
         (pd.arrays.SparseArray([True, False]), Binary(missing=True), "cannot hold missing"),
         (np.array(["2020-01-01"] * 2, "M8[ns]"), Date("1600-01-01", "2020-01-01"), "1600-01-01"),
-        (pd.Series([20200101, 20200102]), Date("2020-01-01", "2021-01-01"), "to_datetime"),
+        (pd.Series([20200101, 20200102]), YEAR_OF_2020, "to_datetime"),
         (pl.Series([DECIMAL] * 2), Continuous(0, 3), "cast it to float64"),
         (pl.Series([[1], [2]]), Categorical([1, 2]), r"List\(Int64\)"),
         (pl.Series([{"a": 1}] * 2), Categorical([1, 2]), "Struct"),
         (pl.Series([datetime.timedelta(1)] * 2), Continuous(0, 3), "Duration"),
         (pl.Series([1, 2], dtype=pl.UInt8), Integer(-1, 9), "may have -1"),
+        (pd.Series([1, 2]), Categorical(["1", "2"]), "does not hold the category '1'"),
+        (pd.Series(pd.period_range("2020-01", periods=2, freq="M")), YEAR_OF_2020, "to_timestamp"),
     ],
 )
 def test_what_a_dtype_does_not_hold_is_refused_with_nothing_spent(values, column, words):

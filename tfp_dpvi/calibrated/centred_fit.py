@@ -14,6 +14,7 @@ from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, check_posterior, extents, widths
 from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
+from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
@@ -103,16 +104,23 @@ class CentredFit:
             public_inputs, records.x, dtype=self._model.dtype, size=size, of="x has"
         )
 
+    def start_anew(self) -> None:
+        """Lets the next fit start where the first one did, instead of where the last one ended."""
+        if self.scoring is not None:
+            self.scoring.start_anew()
+
     def begin(self) -> None:
         """Runs before a fit spends privacy.
 
         Raises:
-          ValueError: The public inputs carry no information, or overflow.
+          ValueError: The public inputs carry no information, or overflow; or the likelihood
+            jumps where a parameter moves.
         """
         if self.scoring is None:
             return
         try:
             if self.scoring.is_informed():
+                _refuse_jumps(self.scoring)
                 return
             failed = "has no finite information about the parameters"
         except tf.errors.OpError as error:
@@ -153,6 +161,17 @@ class CentredFit:
         for sentence in () if posterior is None else posterior.checks.warnings:
             LOG.warning("Do not trust the posterior's intervals: %s.", sentence)
         return posterior
+
+
+def _refuse_jumps(scoring: Scoring) -> None:
+    """Raises `ValueError` for parameters whose jumps no gradient shows."""
+    jumping = parameters_that_jump(scoring)
+    if jumping:
+        raise ValueError(
+            f"no gradient shows how {jumping[0]} changes the likelihood: it jumps (by tf.where, "
+            "tf.cast, tf.sign or a very steep function).\nSum the parameter out, or make the "
+            "change smooth."
+        )
 
 
 def _check_max_weight(records: Records) -> None:

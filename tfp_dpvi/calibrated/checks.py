@@ -53,6 +53,7 @@ _LINEAR = 0.5
 _ABOUT = 0.9
 _MOST_NAMES = 3
 _REMEDY = "rescale inputs and outcomes so that parameters are of order 1"
+_MEND_FIRST = "which training that did not converge explains too: mend that first"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,17 +142,23 @@ class Checks:
             sentences.append(
                 f"the clip is too small (kappa {self.kappa:.2g}): {self._cut} next time"
             )
+        # Parameters that are off make any likelihood look wrong.
+        is_off = any("did not converge" in sentence for sentence in sentences)
         if "lack_of_fit" in failed and abs(self.lack_of_fit) > MOST_LACK_OF_FIT:
+            more = (
+                "for counts try tfd.NegativeBinomial, for numbers tfd.StudentT, or more terms of x"
+            )
+            less = "try a likelihood that lets outcomes vary less"
             sentences.append(
                 f"the likelihood does not fit: scores vary {1.0 + self.lack_of_fit:.2f} times as "
-                f"much as it says (z = {self.lack_of_fit_z:.1f}); for counts try "
-                "tfd.NegativeBinomial, for numbers tfd.StudentT, or more terms of x"
+                f"much as it says (z = {self.lack_of_fit_z:.1f}); "
+                + (_MEND_FIRST if is_off else more if self.lack_of_fit > 0.0 else less)
             )
         elif "ranks" in failed:
+            shape = "for numbers try their logarithm, tfd.StudentT, or a scale that depends on x"
             sentences.append(
                 "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
-                f"{self.ranks:.1g}); for numbers try their logarithm, tfd.StudentT, or a scale "
-                "that depends on x"
+                f"{self.ranks:.1g}); {_MEND_FIRST if is_off else shape}"
             )
         if self.cut - CLEAR_CUT * self.cut_noise > MOST_CUT:
             sentences.append(

@@ -18,7 +18,7 @@ from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
-from tfp_dpvi.gradients.isolation import depends_on
+from tfp_dpvi.gradients.isolation import compares, depends_on
 from tfp_dpvi.local import Variational
 
 # That a likelihood reads. For more, noise dominates their curvature matrix.
@@ -44,13 +44,14 @@ class Pairing:
       index: The coordinates of these parts, shape [d].
       is_bound: Whether the likelihood's density is a lower bound, so that its gradient is no score
         and intervals are not calibrated.
+      may_jump: Whether the likelihood compares or rounds what depends on a parameter.
     """
 
     def __init__(self, model: BayesianModel, records: Records, *, log_scales: bool = False) -> None:
         if records.sample_weight is not None and not log_scales:
             raise CannotPairError("sample_weight would change the curvature of pairs")
         self._model = model
-        self.is_bound = False
+        self.is_bound = self.may_jump = False
         try:
             self.coordinates = Coordinates(model.prior, log_scales=log_scales)
             broadcasts = self.coordinates.broadcasts()
@@ -251,6 +252,7 @@ class Pairing:
                 observed = as_event(x if y is None else y, distribution)
                 log_prob = distribution.log_prob(observed)
             gradient = tape.gradient(log_prob, parts)
+            self.may_jump = compares({part.op.name for part in parts}, log_prob.op)
             unreached.extend(
                 _names_of(self.coordinates, number)
                 for number, (part, slope) in enumerate(zip(parts, gradient, strict=True))

@@ -93,7 +93,14 @@ class Pilot:
           num_records: The public number N of records.
           **settings: Its other arguments: of scoring steps, the noise alone.
         """
-        return ScoringOptimizer(**settings) if self.scores else self.adam(num_records, **settings)
+        if not self.scores:
+            return self.adam(num_records, **settings)
+        unknown = ", ".join(sorted({*settings} - {"noise_multiplier"}))
+        if unknown:
+            raise TypeError(
+                f"optimizer: scoring steps have no {unknown}: leave it out, or take `adam`."
+            )
+        return ScoringOptimizer(**settings, with_inputs=True)
 
     def adam(self, num_records: int, **settings: Any) -> keras.optimizers.Optimizer:
         """Returns Adam with this clip and a decaying learning rate, for the surrogate.

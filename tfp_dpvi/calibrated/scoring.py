@@ -418,13 +418,17 @@ class Scoring:
         """Forgets the coordinates of earlier fits, whose rounding the next one would have."""
         self._coordinates = self._first_coordinates
 
+    def start_anew(self) -> None:
+        """Returns to the start of the first fit."""
+        self.theta.assign(self._start)
+
     def is_informed(self) -> bool:
         """Returns whether public inputs have finite, positive information where a fit starts.
 
         After a fit that diverged, that is the first start.
         """
         if not np.isfinite(self._theta()).all():
-            self.theta.assign(self._start)
+            self.start_anew()
         information = self.moments_at(self._theta(), self._coordinates.whitening).information
         return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
 

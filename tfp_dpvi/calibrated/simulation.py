@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf
-from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
@@ -141,7 +141,14 @@ def _example_records(model: BayesianModel, x: Structure | None) -> Records:
         return make_records(drawn, None, None, dtype=model.dtype, validate=False)
     records = make_records(x, None, None, dtype=model.dtype, validate=True)
     inputs = tf.nest.map_structure(tf.constant, records.x)
-    y = model.distribution_at(params, inputs).sample(seed=[0, 1])
+    try:
+        y = model.distribution_at(params, inputs).sample(seed=[0, 1])
+    except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
+        kinds = tf.nest.map_structure(lambda part: f"{part.dtype}{[*part.shape]}", records.x)
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"pilot: the likelihood fails at these x, {kinds}: {type(error).__name__}: {reason}"
+        ) from error
     return dataclasses.replace(records, y=tf.nest.map_structure(lambda part: part.numpy(), y))
 
 

@@ -59,6 +59,7 @@ class Calibration:
     Attributes:
       simulator: The pilot's simulator, or None.
       loaded: The posterior from a file, or None.
+      has_later_inputs: Whether a fit had public inputs after the pilot.
     """
 
     def __init__(self, model: BayesianModel, surrogate: tfd.Distribution) -> None:
@@ -66,6 +67,7 @@ class Calibration:
         self._surrogate = surrogate
         self.simulator: PairSimulator | None = None
         self.loaded: Calibrated | None = None
+        self.has_later_inputs = False
         self._decision = _Decision()
         self._computed = _Computed()
         # Of the last fit.
@@ -110,7 +112,7 @@ class Calibration:
         self._decision = _Decision(kind, calibrator)
 
     def pilot_inputs(self, records: Records) -> Structure | None:
-        """Returns the inputs of `dpvi.pilot`, or None without a pilot.
+        """Returns the inputs of `dpvi.pilot`, or None without a pilot or after later inputs.
 
         Args:
           records: The records of a fit.
@@ -125,7 +127,7 @@ class Calibration:
                 "unit_ids after dpvi.pilot, which simulated single rows: build the model anew "
                 "without a pilot, or compile without an optimizer and pass public_unit_ids."
             )
-        return self.simulator.x
+        return None if self.has_later_inputs else self.simulator.x
 
     def pairing_for(self, clip: Clip) -> Pairing | None:
         """Returns the paired clip if it applies to the last records and to the optimizer's clip."""
@@ -200,6 +202,7 @@ class Calibration:
     def use(self, simulator: PairSimulator) -> None:
         """Sets a pilot's simulator for the posteriors of later fits."""
         self.simulator = simulator
+        self.has_later_inputs = False
         if self.pairing is not None:
             calibrator = Calibrator(self.pairing, self._surrogate, simulator)
             self._decision = dataclasses.replace(self._decision, calibrator=calibrator)

@@ -452,7 +452,8 @@ def _check_kind(
         return
     advice = _ADVICE.get(kind, "describe it as Categorical")
     if isinstance(column, Date):
-        advice = "convert it to dates, for pandas by pandas.to_datetime(column, format=...)"
+        advice = "convert it to dates, for pandas by pandas.to_datetime(column, format=...), "
+        advice += "of periods by column.dt.to_timestamp()"
     raise ValueError(
         f"column {name!r} has dtype {text}, but is described as {type(column).__name__}: {advice}."
     )
@@ -470,6 +471,11 @@ def _check_values(name: str, container: str, dtype: frames.Native, column: Colum
     for value in _values_to_hold(column):
         if not _comes_back(name, container, dtype, column, [value], False):
             shown = column.as_text(value) if isinstance(column, Date) else repr(value)
+            if isinstance(column, Categorical):
+                raise ValueError(
+                    f"column {name!r} has dtype {text}, which does not hold the category {shown}: "
+                    "list categories of this dtype, or convert the column."
+                )
             raise ValueError(
                 f"column {name!r} may have {shown}, which does not fit its dtype {text}: convert "
                 "it to a wider one."

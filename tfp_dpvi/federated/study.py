@@ -30,7 +30,12 @@ from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import TRUSTED_SUM, StudyTerms
 from tfp_dpvi.federated.trusted import AgreedSum, TrustedSum
 from tfp_dpvi.federated.window import SHARE, CannotCalibrateError, PublicPoint
-from tfp_dpvi.optimizers import DPOptimizer, InformationOptimizer, TermwiseOptimizer
+from tfp_dpvi.optimizers import (
+    DPOptimizer,
+    InformationOptimizer,
+    ScoringOptimizer,
+    TermwiseOptimizer,
+)
 
 _PRIOR_DRAWS = 4000
 _SITE_STEPS = 100
@@ -500,7 +505,8 @@ class Study:
 
 def _check_optimizer(optimizer: check.Unchecked, family: str, clipping: str) -> None:
     """Refuses an optimizer that no hospital can run, or not with this family and clip."""
-    if not isinstance(optimizer, DPOptimizer) or isinstance(optimizer, TermwiseOptimizer):
+    of_other_models = isinstance(optimizer, TermwiseOptimizer | ScoringOptimizer)
+    if not isinstance(optimizer, DPOptimizer) or of_other_models:
         raise TypeError(
             f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
             "pass for instance DPKerasAdamOptimizer."

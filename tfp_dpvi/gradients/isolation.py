@@ -41,6 +41,26 @@ _SIZED = {
     "StatelessTruncatedNormalV2": (0,),
 }  # fmt: skip
 _ROUNDS = ("SelfAdjointEigV2", "XlaSelfAdjointEig", "Svd", "XlaSvd", "Eig")
+_JUMPS = (
+    "ArgMax",
+    "ArgMin",
+    "Bucketize",
+    "Cast",
+    "Ceil",
+    "Floor",
+    "FloorDiv",
+    "FloorMod",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "LowerBound",
+    "Rint",
+    "Round",
+    "Sign",
+    "StopGradient",
+    "UpperBound",
+)  # fmt: skip
 _DYNAMIC = re.compile(r"\[[\d,]*<=\d")
 _STRICT = contextvars.ContextVar("strict", default=False)
 
@@ -174,6 +194,27 @@ def depends_on(variables: set[str], op: tf.Operation) -> bool:
             or not operation.inputs[0].shape.is_fully_defined()
         ):
             waiting += [value.op for value in operation.inputs]
+    return False
+
+
+def compares(variables: set[str], op: tf.Operation) -> bool:
+    """Returns whether an operation depends on others through one without a gradient of its own.
+
+    These compare, round or choose: what they return changes by jumps.
+
+    Args:
+      variables: The names of the other operations.
+      op: The operation.
+    """
+    waiting, seen = [op], set()
+    while waiting:
+        operation = waiting.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        if operation.type in _JUMPS and depends_on(variables, operation):
+            return True
+        waiting += [value.op for value in operation.inputs]
     return False
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Metric, Structure, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Metric, Optimizer, Structure, keras, refuse_keras_3, tf
 from tfp_dpvi.data import (
     ArrayData,
     Data,
@@ -25,6 +25,7 @@ from tfp_dpvi.data.files import FileRecords, open_files
 from tfp_dpvi.data.records import by_column, check_max_weight, several_inputs
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
+from tfp_dpvi.optimizers import ScoringOptimizer, TermwiseOptimizer
 from tfp_dpvi.sampling.choose import make_sampler
 from tfp_dpvi.training.distribution import Workers
 
@@ -116,6 +117,33 @@ def _has_default(model: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def refuse_termwise(optimizer: Optimizer) -> None:
+    """Raises `ValueError` for an optimizer with a clip for groups of records.
+
+    Args:
+      optimizer: A DP-Keras optimizer.
+    """
+    if isinstance(optimizer, TermwiseOptimizer):
+        raise ValueError(
+            f"optimizer={type(optimizer).__name__} has a clip for groups of records, but this "
+            "model has no batch-wise "
+            "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
+        )
+
+
+def refuse_scoring_steps(optimizer: Optimizer) -> None:
+    """Raises `ValueError` for the optimizer of scoring steps, for models that make none.
+
+    Args:
+      optimizer: A DP-Keras optimizer.
+    """
+    if isinstance(optimizer, ScoringOptimizer):
+        raise ValueError(
+            "optimizer=ScoringOptimizer is for a DPVI, whose steps it applies as they are: pass "
+            "another one,\nsuch as DPKerasAdamOptimizer(l2_norm_clip=1.0)."
+        )
 
 
 def check_counts(**counts: int | None) -> None:

@@ -24,7 +24,7 @@ from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, mapped
 from tfp_dpvi.models import arguments, evaluation, exporting, fitting, saving
 from tfp_dpvi.models.state import Compiled, FitReleases, State
-from tfp_dpvi.optimizers import TermwiseOptimizer, as_dp_optimizer
+from tfp_dpvi.optimizers import as_dp_optimizer
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.sampling import BatchNeeds
 from tfp_dpvi.training import Mechanism
@@ -337,12 +337,8 @@ class DPModel(Model):
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """See `Hooks.check_optimizer`."""
-        if isinstance(optimizer, TermwiseOptimizer):
-            raise ValueError(
-                f"optimizer={type(optimizer).__name__} has a clip for groups of records, but this "
-                "model has no batch-wise "
-                "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
-            )
+        arguments.refuse_termwise(optimizer)
+        arguments.refuse_scoring_steps(optimizer)
 
     # ------------------------------------------------------------------ compile
 

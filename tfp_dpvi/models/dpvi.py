@@ -31,7 +31,6 @@ from tfp_dpvi.calibrated.centred_fit import LEAST_STEPS, NUM_STEPS, CentredFit
 from tfp_dpvi.calibrated.posterior import Calibrated
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.summary import PosteriorSummary, summarise
-from tfp_dpvi.callbacks import PrivateBackupAndRestore
 from tfp_dpvi.checking.declared import Columns
 from tfp_dpvi.checking.free import CheckTable, free_rows, private_rows
 from tfp_dpvi.checking.result import PrivateChecks
@@ -39,7 +38,7 @@ from tfp_dpvi.data import Records, make_records, make_units
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.gradients import ClippedGradient, StepGradient, StepSpec, through_draws
-from tfp_dpvi.models import arguments, base, checking, exporting
+from tfp_dpvi.models import arguments, base, checking, exporting, scored
 from tfp_dpvi.models.checking import CheckSettings
 from tfp_dpvi.optimizers import ScoringOptimizer, largest_move
 from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
@@ -179,7 +178,12 @@ class DPVI(base.DPModel):
 
     @property
     def surrogate_posterior(self) -> tfd.Distribution:
-        """The learned surrogate: a trainable TFP distribution over the prior's parameters."""
+        """The learned surrogate: a trainable TFP distribution over the prior's parameters.
+
+        Scoring steps leave it as it was.
+        """
+        if self._scores and self.fit_releases is not None and not self.is_fitting:
+            scored.warn_of_untrained("surrogate_posterior")
         return self._model.surrogate
 
     def get_config(self) -> dict[str, Any]:
@@ -206,19 +210,26 @@ class DPVI(base.DPModel):
 
     def default_optimizer(self, noise_multiplier: float | None) -> Optimizer:
         """See `Hooks.default_optimizer`: scoring steps, which choose their coordinates and clip."""
-        usual = {"clipping": "paired", "gradients": "aligned", "num_draws": 1}
-        for name, value in usual.items():
-            if getattr(self, name) != value:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is for an optimizer: pass one to compile, "
-                    f"such as\nDPKerasAdamOptimizer(l2_norm_clip=1.0); or leave {name} out."
-                )
+        scored.refuse_settings(self)
         return ScoringOptimizer(noise_multiplier)
+
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """See `Hooks.check_optimizer`: scoring steps have no use for some settings."""
+        if not isinstance(optimizer, ScoringOptimizer):
+            super().check_optimizer(optimizer)
+            return
+        scored.refuse_settings(self)
+        scored.warn_of_surrogate(self._model.arguments["surrogate_posterior"])
 
     @property
     def _scores(self) -> bool:
         """Returns whether the model learns by scoring steps."""
         return isinstance(getattr(self, "optimizer", None), ScoringOptimizer)
+
+    @property
+    def has_scored(self) -> bool:
+        """Returns whether scoring steps are prepared for the last kind of records."""
+        return self._model.centred.scoring is not None
 
     def fit(
         self,
@@ -268,7 +279,8 @@ class DPVI(base.DPModel):
                 "them out, or pass them to dpvi.pilot."
             )
         if self._scores:
-            self._refuse_unkept_state(settings.get("callbacks"))
+            num_replicas = self.distribute_strategy.num_replicas_in_sync
+            scored.refuse_callbacks(settings.get("callbacks"), num_replicas)
             if settings.get("validation_data") is not None:
                 raise ValueError(
                     "validation_data: the posterior of scoring steps exists after the fit: leave "
@@ -432,20 +444,6 @@ class DPVI(base.DPModel):
         )
         return units.group_inputs(rows.x)
 
-    def _refuse_unkept_state(self, callbacks: Any) -> None:
-        """Raises for what would lose the coordinates of scoring steps, or have several of them."""
-        users = list(getattr(callbacks, "callbacks", tf.nest.flatten(callbacks or [])))
-        if any(isinstance(each, PrivateBackupAndRestore) for each in users):
-            raise ValueError(
-                "PrivateBackupAndRestore: a backup does not hold the coordinates of scoring steps. "
-                "Leave it out: they take seconds; or pass an optimizer to compile."
-            )
-        if self.distribute_strategy.num_replicas_in_sync > 1:
-            raise ValueError(
-                "compile without an optimizer makes steps on one device: build the model outside "
-                "of the strategy's scope, or pass an optimizer to compile."
-            )
-
     def _warn_of_slow_convergence(self, losses: Sequence[float]) -> None:
         """Warns, after a fit without noise, if the sum of all records' losses was still falling."""
         num_records = self.privacy_account.num_records
@@ -555,9 +553,7 @@ class DPVI(base.DPModel):
         checks.check_units(self.bayesian_model, records)
         checks.check_likelihood(self.bayesian_model, records)
         if self._scores:
-            inputs = self._public_inputs
-            if inputs is None:
-                inputs = self.calibration.pilot_inputs(records)
+            inputs = scored.inputs_for(self, self._public_inputs, records)
             self._model.centred.prepare(records, inputs)
         elif self.clipping == "paired":
             self.calibration.prepare(records, self.gradients, self.num_draws)
@@ -619,7 +615,9 @@ class DPVI(base.DPModel):
         costs no privacy.
         """
         calibrated = self._calibrated()
-        return self.surrogate_posterior if calibrated is None else calibrated.distribution
+        if calibrated is None and self._scores:
+            scored.warn_of_untrained("posterior")
+        return self._model.surrogate if calibrated is None else calibrated.distribution
 
     @property
     def calibration(self) -> Calibration:
@@ -704,7 +702,8 @@ class DPVI(base.DPModel):
     def set_weights(self, weights: list[np.ndarray]) -> None:
         """Sets the weights.
 
-        Outside a fit it also drops the calibrated posterior, which belongs to other weights.
+        Outside a fit it also drops the calibrated posterior, which belongs to other weights, and
+        the next scoring steps start where the first did.
         """
         super().set_weights(weights)
         if not self.is_fitting:
@@ -716,6 +715,7 @@ class DPVI(base.DPModel):
         self._private_checks = None
         self.predict_function = self.test_function = None
         self.calibration.load(arrays)
+        self._model.centred.start_anew()
 
     @property
     def weight_groups(self) -> dict[str, Sequence[tf.Variable]]:

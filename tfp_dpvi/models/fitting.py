@@ -22,6 +22,7 @@ from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.gradients import StepSpec
 from tfp_dpvi.models import arguments, saving, tried
 from tfp_dpvi.models.state import Compiled, FitReleases, State
+from tfp_dpvi.optimizers import ScoringOptimizer
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.budget import calibrate
@@ -119,7 +120,8 @@ def check_callbacks(
         of_steps=tried.logs_of_steps(
             [metric.name for metric in compiled.private_metrics],
             has_delta=target.delta is not None,
-            calibrated=hasattr(model, "calibration"),
+            calibrated=hasattr(model, "calibration")
+            and not isinstance(model.optimizer, ScoringOptimizer),
             exact=target.noise == 0.0 and model.clip.is_off,
             unsafe=target.unsafe_training_metrics,
         ),

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Layer, Optimizer, keras, refuse_keras_3, tf
+from tfp_dpvi.models.arguments import refuse_scoring_steps
 from tfp_dpvi.networks.group_terms import Regularizer
 from tfp_dpvi.optimizers import TermwiseOptimizer
 
@@ -82,6 +83,7 @@ def check_clips(optimizer: Optimizer, regularizer: Regularizer | None) -> None:
       optimizer: A DP-Keras optimizer.
       regularizer: The model's batch-wise term, or None.
     """
+    refuse_scoring_steps(optimizer)
     termwise = isinstance(optimizer, TermwiseOptimizer)
     name = type(optimizer).__name__
     if termwise and regularizer is None:

@@ -20,10 +20,13 @@ class ScoringOptimizer(make_dp_optimizer_class(Subtract)):  # type: ignore[misc]
     Args:
       noise_multiplier: The noise's standard deviation over the clip; None for
         `compile(epsilon=, delta=)` to calibrate it.
+      with_inputs: Whether the model has had public inputs, which its file does not keep.
 
     ```python
     >>> ScoringOptimizer().clip.bound
     1.0
+    >>> ScoringOptimizer(with_inputs=True).get_config()
+    {'noise_multiplier': None, 'with_inputs': True}
 
     ```
 
@@ -32,12 +35,19 @@ class ScoringOptimizer(make_dp_optimizer_class(Subtract)):  # type: ignore[misc]
     That of `DPKerasSGDOptimizer`.
     """
 
-    def __init__(self, noise_multiplier: float | None = None) -> None:
+    def __init__(self, noise_multiplier: float | None = None, with_inputs: bool = False) -> None:
         super().__init__(l2_norm_clip=1.0, noise_multiplier=noise_multiplier)
+        self.with_inputs = with_inputs
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the argument."""
-        return {"noise_multiplier": self.noise_multiplier}
+        """Returns the arguments."""
+        return {"noise_multiplier": self.noise_multiplier, "with_inputs": self.with_inputs}
+
+    def __setattr__(self, name: str, value: check.Unchecked) -> None:
+        """Sets an attribute, but no learning rate, which the steps would ignore."""
+        if name in ("learning_rate", "lr"):
+            raise AttributeError(f"{name}: scoring steps have none, and nothing to choose.")
+        super().__setattr__(name, value)
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Takes the variables of the next fit, which exist only once its records are known.
