@@ -329,3 +329,43 @@ def test_a_fall_is_that_of_a_line_through_the_losses(slope):
     fell, error = fall(losses)
     assert abs(fell + slope) < 4.0 * error
     assert error < 0.1
+
+
+def line_of_one(params, x):
+    return tfd.Normal(params * x, 1.0)
+
+
+@pytest.mark.parametrize("call", [3, 12])
+def test_parameters_that_overflow_on_the_way_are_gone_back_from(monkeypatch, call):
+    """Such a fit ended in "the fit was too short", with its privacy spent."""
+    honest, calls = Scoring._follow_public_inputs, []
+
+    def overflowing(self):
+        calls.append(self)
+        if len(calls) == call:
+            self.theta.assign(np.full_like(self.theta.numpy(), np.nan))
+        honest(self)
+
+    monkeypatch.setattr(Scoring, "_follow_public_inputs", overflowing)
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=500).astype("float32")
+    y = (0.5 * x + generator.normal(size=500)).astype("float32")
+    model = scored(tfd.Normal(0.0, 1.0), line_of_one, x, y, epsilon=8.0, public_inputs=x)
+    assert len(calls) > call
+    draws = model.posterior_sample(500, seed=0).numpy()
+    assert abs(draws.mean() - 0.5) < 0.3
+    assert not model.posterior_summary().checks.warnings
+
+
+def test_without_a_posterior_there_is_the_prior_and_a_warning(monkeypatch, caplog):
+    """It was the untrained surrogate, of standard deviation 0.1, as if something had been learned."""
+
+    def failing(*arguments):
+        raise np.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr("tfp_dpvi.calibrated.centred_fit.centred_posterior", failing)
+    x = np.random.default_rng(0).normal(size=200).astype("float32")
+    with caplog.at_level(logging.WARNING, logger="tfp_dpvi"):
+        model = scored(tfd.Normal(0.0, 7.0), line_of_one, x, x, batch_size=200, steps_per_epoch=60)
+    assert "`posterior` is the prior" in caplog.text
+    assert 6.0 < model.posterior_sample(2000, seed=0).numpy().std() < 8.0

@@ -94,3 +94,22 @@ def test_a_family_takes_its_outcomes_and_no_others(name):
 def test_the_guide_names_every_family():
     guide = (Path(__file__).parents[2] / "docs" / "regression.md").read_text(encoding="utf-8")
     assert all(f'`"{name}"`' in guide for name in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "typical", "middle"),
+    [
+        (1.0, 10_000.0, None, 100.0),
+        # A lower bound that is next to nothing says nothing.
+        (1e-9, 10_000.0, None, 100.0),
+        (1.0, 10_000.0, (900.0, 300.0), 900.0),
+    ],
+)
+def test_positive_outcomes_are_expected_at_the_geometric_middle_of_wide_bounds(
+    lower, upper, typical, middle
+):
+    """At the other middle intercepts of persons rose to explain what the intercept was off."""
+    column = Continuous(lower, upper, typical=typical)
+    for name in ("gamma", "lognormal", "weibull", "exponential"):
+        assert FAMILIES[name].typical(column) == pytest.approx(middle)
+    assert FAMILIES["normal"].typical(column) == column.location

@@ -153,8 +153,7 @@ class CentredFit:
             posterior = centred_posterior(self.scoring, accumulated, mechanism)
         except FAILURES as error:
             LOG.warning(
-                "The released values give no posterior (%s): `posterior` is the surrogate, which "
-                "has learned nothing.",
+                "The released values give no posterior (%s): `posterior` is the prior.",
                 error,
             )
         self._computed = (accumulated, posterior)

@@ -10,8 +10,10 @@ sums of both are released jointly with the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.gradients.base import PerExample
@@ -226,6 +228,26 @@ def _formed(name: str, values: _Values | None) -> _Values:
 def initial_blocks(shapes: dict[str, list[int]]) -> dict[str, tf.Tensor]:
     """Returns zero sums over blocks of steps, float64 of shape `[NUM_BLOCKS, ...]`."""
     return {name: tf.zeros([NUM_BLOCKS, *shape], tf.float64) for name, shape in shapes.items()}
+
+
+def last_block(step: int, num_steps: int) -> int:
+    """Returns the number of blocks that are complete after some steps.
+
+    Args:
+      step: The number of steps that ran.
+      num_steps: The number of steps that the fit plans.
+    """
+    return step * NUM_BLOCKS // num_steps
+
+
+def have_steps(accumulated: dict[str, Any], blocks: Sequence[int] | np.ndarray) -> bool:
+    """Returns whether a step of some blocks counts: those at overflowing parameters do not.
+
+    Args:
+      accumulated: The fit's accumulators.
+      blocks: The numbers of the blocks.
+    """
+    return bool(np.asarray(accumulated["curvature"]["steps"])[blocks].any())
 
 
 def in_block(released: Released, value: tf.Tensor) -> tf.Tensor:

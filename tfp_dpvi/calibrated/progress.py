@@ -114,12 +114,15 @@ class Search:
 class Caution:
     """A trust region from released values: the last steps' scores say whether they were too long.
 
+    Args:
+      share: By how much the first steps are shorter than planned.
+
     Attributes:
       share: By how much a step is shorter than planned, or longer.
     """
 
-    def __init__(self) -> None:
-        self.share = 1.0
+    def __init__(self, share: float = 1.0) -> None:
+        self.share = max(share, _LEAST_SHARE)
         self._last: Progress | None = None
 
     def judge(self, progress: Progress) -> np.ndarray | None:

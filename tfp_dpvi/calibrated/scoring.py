@@ -20,7 +20,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.units import row_distribution
 from tfp_dpvi.calibrated.centred import RecordWeights
-from tfp_dpvi.calibrated.clip import NUM_BLOCKS
+from tfp_dpvi.calibrated.clip import NUM_BLOCKS, have_steps, last_block
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -35,6 +35,7 @@ from tfp_dpvi.calibrated.weights import (
     WeightScale,
     WeightSums,
     numbers_of,
+    share_of,
 )
 from tfp_dpvi.calibrated.whitening import (
     Curvatures,
@@ -191,6 +192,7 @@ class Scoring:
         self._num_seen = 0
         self._has_searched = False
         self._seen: dict[str, np.ndarray] | None = None
+        self._last_finite = self._theta()
         self._search = Search(self._is_scale, math.inf)
         self._caution = Caution()
 
@@ -269,7 +271,7 @@ class Scoring:
                 if self.max_weight is None:
                     scores = self._scores(vector, whitening, records, mask, key)
                     return _clipped_sum(scores, clip, None)
-                share, is_weight = _share_of(records["sample_weight"], self.max_weight)
+                share, is_weight = share_of(records["sample_weight"], self.max_weight)
                 mask = mask & is_weight
                 weights = RecordWeights(gain * share, gain, spread)
                 scores = self._scores(vector, whitening, records, mask, key, weights)
@@ -367,11 +369,14 @@ class Scoring:
             noise = _noise_of(mechanism) / math.sqrt(max(1.0, public / _NUM_REFRESHES))
             self._search = Search(self._is_scale, noise)
             self._caution = Caution()
+            self._last_finite = self._theta()
             self._set_scale(WeightScale.at_start(len(self.scale.shares)))
         elif step <= window:
+            if not np.isfinite(self._theta()).all():
+                self._go_back()
             self._see_progress(accumulated, mechanism, may_search=step <= public)
         if step <= public:
-            block = _last_block(step, num_steps)
+            block = last_block(step, num_steps)
             if self._num_seen < block < _PUBLIC:
                 self._num_seen = block
                 # What a long search released holds at none of the parameters that it passed.
@@ -430,7 +435,7 @@ class Scoring:
         if not np.isfinite(self._theta()).all():
             self.start_anew()
         information = self.moments_at(self._theta(), self._coordinates.whitening).information
-        return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
+        return _is_positive(information)
 
     def _set_scale(self, scale: WeightScale) -> None:
         self.scale = scale
@@ -471,10 +476,18 @@ class Scoring:
         self._slope = Slope(smaller * self._slope.per_record, smaller * self._slope.shrink)
         self._prior_pull.assign(smaller * self._prior_pull)
 
+    def _go_back(self) -> None:
+        """Goes back to the last parameters with information, and on in shorter steps."""
+        self.theta.assign(self._last_finite)
+        self._caution = Caution(self._caution.share / 4.0)
+
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
-        theta = self._theta()
-        information = self.moments_at(theta, self._coordinates.whitening).information
+        information = self.moments_at(self._theta(), self._coordinates.whitening).information
+        if not _is_positive(information):
+            self._go_back()
+            information = self.moments_at(self._theta(), self._coordinates.whitening).information
+        theta = self._last_finite = self._theta()
         whitening = whitening_of(information + self._prior_per_record(), self._order)
         if self._unlike is not None:
             prior = self.prior.whitened(whitening) / self.num_records
@@ -499,6 +512,8 @@ class Scoring:
           may_search: Whether the last steps may have been those of a search.
         """
         progress = self._progress(accumulated["curvature"], mechanism)
+        if progress is None:
+            return
         if self._search.is_on and may_search:
             self._search.judge(progress)
             return
@@ -506,13 +521,14 @@ class Scoring:
         if back is not None:
             self.theta.assign(back)
 
-    def _progress(self, blocks: dict[str, np.ndarray], mechanism: Mechanism) -> Progress:
-        """Returns what was released since the last call."""
-        sums = {name: np.asarray(part).sum(axis=0) for name, part in blocks.items()}
-        before = self._seen or {name: np.zeros_like(part) for name, part in sums.items()}
-        self._seen = sums
-        num = max(float(sums["steps"] - before["steps"]), 1.0)
-        score, place = ((sums[name] - before[name]) / num for name in ("gradient", "theta"))
+    def _progress(self, blocks: dict[str, np.ndarray], mechanism: Mechanism) -> Progress | None:
+        """Returns what was released since the last call; None if the parameters overflowed."""
+        before, self._seen = self._seen, {name: np.sum(part, 0) for name, part in blocks.items()}
+        new = {name: part - (before or {}).get(name, 0.0) for name, part in self._seen.items()}
+        num = float(new["steps"])
+        if not num:
+            return None
+        score, place = new["gradient"] / num, new["theta"] / num
         prior = self.scale.ratio * self._prior_per_record()
         pull = score - self._coordinates.whitening @ prior @ (place - self.prior.mean)
         return Progress(pull, place, _noise_of(mechanism) / math.sqrt(num))
@@ -531,6 +547,8 @@ class Scoring:
           mechanism: The mechanism that releases.
           block: The number of the block of steps.
         """
+        if not have_steps(accumulated, [block]):
+            return
         seen = self._seen_curvature(accumulated, mechanism, np.array([block]))
         # Far from the records, twins' scores are cut by a centre that the record has moved.
         is_far = seen.lack_of_fit.total > _FAR * seen.lack_of_fit.expected
@@ -583,6 +601,8 @@ class Scoring:
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
         blocks = np.arange(_PUBLIC, _BURN_IN)
+        if not have_steps(accumulated, blocks):
+            return
         seen = self._seen_curvature(accumulated, mechanism, blocks)
         trusted = seen.resembles >= _LEAST_RESEMBLANCE
         curvatures = seen.draw(0.0 if trusted else _FLATTENED)
@@ -819,6 +839,11 @@ class Scoring:
         return squares_of(rows, self.clip.unit)
 
 
+def _is_positive(information: np.ndarray) -> bool:
+    """Returns whether there is information, finite and not zero: it is zero where all overflows."""
+    return bool(np.isfinite(information).all() and np.trace(information) > 0.0)
+
+
 def _noise_of(mechanism: Mechanism) -> float:
     """Returns the standard deviation of the noise on a coordinate of a step's mean score."""
     return float(mechanism.deviations[0] / mechanism.expected_batch_size)
@@ -827,18 +852,6 @@ def _noise_of(mechanism: Mechanism) -> float:
 def _unbounded(size: int) -> np.ndarray:
     """Returns bounds of a step that has none, shape [2, d]."""
     return np.outer([-math.inf, math.inf], np.ones(size))
-
-
-def _last_block(step: int, num_steps: int) -> int:
-    """Returns the number of blocks that are complete after some steps."""
-    return step * NUM_BLOCKS // num_steps
-
-
-def _share_of(weight: tf.Tensor, most: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns weights over the largest one, at most 1, and whether a weight is one; shapes [n]."""
-    is_weight = tf.math.is_finite(weight) & (weight >= 0.0)
-    share = tf.where(is_weight, weight, tf.zeros_like(weight)) / most
-    return tf.minimum(share, 1.0), is_weight
 
 
 def _clipped_sum(

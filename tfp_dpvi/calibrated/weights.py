@@ -273,3 +273,15 @@ def _least_clip(lengths: np.ndarray) -> float:
         cut = np.sum(np.maximum(lengths - middle, 0.0))
         low, high = (middle, high) if cut > allowed else (low, middle)
     return high
+
+
+def share_of(weight: tf.Tensor, most: float) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns weights over the largest one, at most 1, and whether a weight is one; shapes [n].
+
+    Args:
+      weight: Survey weights as passed, shape [n].
+      most: The largest one that is allowed.
+    """
+    is_weight = tf.math.is_finite(weight) & (weight >= 0.0)
+    share = tf.where(is_weight, weight, tf.zeros_like(weight)) / most
+    return tf.minimum(share, 1.0), is_weight

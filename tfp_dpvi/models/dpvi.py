@@ -610,14 +610,17 @@ class DPVI(base.DPModel):
     def posterior(self) -> tfd.Distribution:
         """The posterior over the prior's structure.
 
-        After a fit with the paired clip it is the calibrated one, and else the surrogate. The
-        calibrated one includes the noise in its spread, and the clip does not bias its mean. It
-        costs no privacy.
+        After a fit with the paired clip it is the calibrated one, and else the surrogate; with
+        scoring steps, which leave the surrogate as it was, the prior. The calibrated one includes
+        the noise in its spread, and the clip does not bias its mean. It costs no privacy.
         """
         calibrated = self._calibrated()
-        if calibrated is None and self._scores:
-            scored.warn_of_untrained("posterior")
-        return self._model.surrogate if calibrated is None else calibrated.distribution
+        if calibrated is not None:
+            return calibrated.distribution
+        if not self._scores:
+            return self._model.surrogate
+        scored.warn_of_untrained("posterior")
+        return self.prior
 
     @property
     def calibration(self) -> Calibration:

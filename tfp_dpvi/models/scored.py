@@ -80,8 +80,7 @@ def warn_of_untrained(what: str) -> None:
     else:
         LOG.warning(
             "posterior: there is none before a fit by scoring steps has ended, or after other "
-            "weights were set: this is the surrogate, which has learned nothing. Fit, or load a "
-            ".keras or .weights.h5 file."
+            "weights were set: this is the prior. Fit, or load a .keras or .weights.h5 file."
         )
 
 

@@ -362,10 +362,10 @@ def _public_persons(num_rows: int, most: int) -> np.ndarray:
 
 def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str = "") -> Parts:
     """Returns the model's description as plain values."""
-    column = design.schema.columns[design.outcome]
+    column, kind = design.schema.columns[design.outcome], FAMILIES[family]
     location, scale = 0.0, 1.0
     if isinstance(column, Numeric):
-        location, scale = column.location, column.deviation
+        location, scale = kind.typical(column), column.deviation
         if design.has_transformed_outcome:
             simulated = np.asarray(design.schema.simulate(4000)[design.outcome], np.float64)
             simulated = design.transformed_outcome(simulated)
@@ -373,7 +373,6 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
             location, scale = float(simulated.mean()), float(simulated.std())
     if design.trials is not None:
         location = _typical_share(design)
-    kind = FAMILIES[family]
     outcome = kind.outcome(column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
     has_intercept = design.has_intercept and family != "ordinal"

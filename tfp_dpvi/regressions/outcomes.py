@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -22,6 +23,8 @@ TYPICAL = {"sigma": 1.0, "alpha": 1.0, "nu": 10.0, "kappa": 10.0, "zero": 0.2}
 
 # Scores beyond it are those of no record: expected outcomes would overflow.
 _MOST_LOG_MEAN = 34.0
+# Of the upper bound of a positive outcome, the least that its lower one counts as.
+_LEAST_SHARE = 1e-4
 # Typical shares of successes that a schema's typical values may say.
 _SHARES = (0.02, 0.98)
 
@@ -77,6 +80,14 @@ class Family(abc.ABC):
         Args:
           column: Its description.
         """
+
+    def typical(self, column: Numeric) -> float:
+        """Returns the typical value of a numeric outcome.
+
+        Args:
+          column: Its description.
+        """
+        return column.location
 
     def outcome(self, column: Column, location: float, scale: float) -> Outcome:
         """Returns how an outcome enters a model, from public values.
@@ -157,6 +168,15 @@ class _Positive(Family):
     def fits(self, column: Column) -> bool:
         """See `Family.fits`."""
         return isinstance(column, Numeric) and column.lower > 0
+
+    def typical(self, column: Numeric) -> float:
+        """See `Family.typical`: by default the geometric middle of the bounds.
+
+        The other one of 1 to 1,000,000 is far above most outcomes.
+        """
+        if column.typical is not None:
+            return column.location
+        return math.sqrt(max(column.lower, _LEAST_SHARE * column.upper) * column.upper)
 
 
 class _Counts(Family):
