@@ -727,7 +727,7 @@ def test_weights_from_elsewhere_have_no_posterior(fitted, tmp_path):
     fitted.save(tmp_path / "model.keras")
     loaded = dpvi.load_model(tmp_path / "model.keras")
     loaded.set_weights(loaded.get_weights())
-    assert loaded.posterior is loaded.surrogate_posterior
+    assert loaded.posterior is loaded.prior
 
 
 def test_fits_go_on_and_may_have_other_records(fitted):
