@@ -369,3 +369,24 @@ def test_without_a_posterior_there_is_the_prior_and_a_warning(monkeypatch, caplo
         model = scored(tfd.Normal(0.0, 7.0), line_of_one, x, x, batch_size=200, steps_per_epoch=60)
     assert "`posterior` is the prior" in caplog.text
     assert 6.0 < model.posterior_sample(2000, seed=0).numpy().std() < 8.0
+
+
+def test_records_of_a_joint_distribution_need_no_settings():
+    """Their shapes are a structure: such a model of whole records ended in an AttributeError."""
+
+    def both(params):
+        return tfd.JointDistributionNamed(
+            {
+                "first": tfd.Bernoulli(probs=params["first"], dtype=tf.float32),
+                "second": lambda first: tfd.Normal(params["slope"] * first, 1.0),
+            }
+        )
+
+    prior = {"first": tfd.Beta(2.0, 2.0), "slope": tfd.Normal(0.0, 1.0)}
+    generator = np.random.default_rng(0)
+    first = (generator.random(600) < 0.3).astype("float32")
+    x = {"first": first, "second": (first + generator.normal(size=600)).astype("float32")}
+    model = scored(tfd.JointDistributionNamed(prior), both, x, batch_size=600, steps_per_epoch=60)
+    draws = model.posterior_sample(500, seed=0)
+    assert abs(np.mean(draws["first"]) - 0.3) < 0.1
+    assert abs(np.mean(draws["slope"]) - 1.0) < 0.5

@@ -237,7 +237,8 @@ def model_scores(
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:
     """Returns the values of an outcome that has few, or None."""
     plain = getattr(distribution, "tensor_distribution", distribution)
-    if plain.event_shape.rank != 0:
+    # A joint distribution's shapes are a structure.
+    if getattr(plain.event_shape, "rank", None) != 0:
         return None
     if isinstance(plain, tfd.Bernoulli | tfd.ProbitBernoulli):
         return [0, 1]
