@@ -390,3 +390,18 @@ def test_records_of_a_joint_distribution_need_no_settings():
     draws = model.posterior_sample(500, seed=0)
     assert abs(np.mean(draws["first"]) - 0.3) < 0.1
     assert abs(np.mean(draws["slope"]) - 1.0) < 0.5
+
+
+def test_outcomes_with_a_mask_need_no_settings():
+    """The mask of `tfd.Masked` is a parameter of dtype bool, of which a gradient was taken."""
+
+    def masked(params, x):
+        outcome = tfd.Normal(params * tf.ones_like(x), 1.0)
+        return tfd.Independent(tfd.Masked(outcome, x > 0.0), reinterpreted_batch_ndims=1)
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(500, 2)).astype("float32")
+    y = np.where(x > 0.0, 1.0 + generator.normal(size=x.shape), 99.0).astype("float32")
+    model = scored(tfd.Normal(0.0, 2.0), masked, x, y, batch_size=500, steps_per_epoch=60)
+    draws = model.posterior_sample(500, seed=0).numpy()
+    assert abs(draws.mean() - 1.0) < 0.3

@@ -443,10 +443,9 @@ def _factorised_scores(
             tape.watch(theta)
             parts, joined = take_apart(place.likelihood(theta, x))
             rest = joined([tf.stop_gradient(part) for part in parts]).log_prob(_zeros(outcomes))
-            entries = [
-                tf.unstack(tf.reshape(part, [-1])) if part.dtype.is_floating else []
-                for part in parts
-            ]
+            if not all(part.dtype.is_floating for part in parts):
+                raise TypeError("a parameter is no float: that of a mask, or of a count")
+            entries = [tf.unstack(tf.reshape(part, [-1])) for part in parts]
         if tape.gradient(rest, theta) is not None:
             raise TypeError("the density reads parameters that are no part of the distribution")
         slopes = [[tape.gradient(entry, theta) for entry in part] for part in entries]
