@@ -415,6 +415,8 @@ class Scoring:
         self.num_records = num_records
         self._unlike = None
         self.theta.assign(theta)
+        # Held also without information: elsewhere sums would be taken for those of this place.
+        self._last_finite = self._theta()
         self._follow_public_inputs()
         self._gain.assign(np.zeros([self.size, self.size]))
         return self._coordinates.whitening
@@ -578,7 +580,8 @@ class Scoring:
 
     def _set_target(self, information: np.ndarray, moments: SimulatedMoments) -> None:
         """Sets the slope per record that steps invert: that of psi, and the prior's part."""
-        shrink = float(np.clip(np.trace(moments.slope) / np.trace(information), 0.05, 1.0))
+        trace = max(float(np.trace(information)), np.finfo(float).tiny)
+        shrink = float(np.clip(np.trace(moments.slope) / trace, 0.05, 1.0))
         prior = self.prior.whitened(self._coordinates.whitening) / self.num_records
         prior *= self.scale.ratio
         self._slope = Slope(shrink * information + prior, shrink)
