@@ -436,8 +436,7 @@ class Scoring:
         """
         if not np.isfinite(self._theta()).all():
             self.start_anew()
-        information = self.moments_at(self._theta(), self._coordinates.whitening).information
-        return _is_positive(information)
+        return _is_positive(self.moments_at(self._theta(), self._coordinates.whitening).information)
 
     def _set_scale(self, scale: WeightScale) -> None:
         self.scale = scale
@@ -580,11 +579,10 @@ class Scoring:
 
     def _set_target(self, information: np.ndarray, moments: SimulatedMoments) -> None:
         """Sets the slope per record that steps invert: that of psi, and the prior's part."""
-        trace = max(float(np.trace(information)), np.finfo(float).tiny)
-        shrink = float(np.clip(np.trace(moments.slope) / trace, 0.05, 1.0))
+        shrink = np.clip(np.trace(moments.slope) / max(np.trace(information), 1e-300), 0.05, 1.0)
         prior = self.prior.whitened(self._coordinates.whitening) / self.num_records
         prior *= self.scale.ratio
-        self._slope = Slope(shrink * information + prior, shrink)
+        self._slope = Slope(shrink * information + prior, float(shrink))
 
     def _set_gain(self, gain: float, mechanism: Mechanism) -> None:
         """Sets the share of a Newton step that a step makes, cut where noise would dominate.

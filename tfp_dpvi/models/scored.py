@@ -127,16 +127,28 @@ def inputs_for(model: Scored, given: Structure | None, records: Records) -> Stru
     Raises:
       ValueError: The records are persons, and a pilot has simulated rows.
     """
-    calibration, optimizer = model.calibration, model.optimizer
     if given is not None:
-        calibration.has_later_inputs = optimizer.with_inputs = True
         return given
-    inputs = calibration.pilot_inputs(records)
+    inputs = model.calibration.pilot_inputs(records)
     has_none = inputs is None and not model.has_scored and not model.generative
-    if has_none and optimizer.with_inputs:
+    if has_none and model.optimizer.with_inputs:
         LOG.warning(
             "public_inputs are missing: this model lacks those of its pilot or of an earlier fit, "
             "which a file does not keep, and takes x as standard normal. Pass public_inputs, or "
             "call dpvi.pilot on this model."
         )
     return inputs
+
+
+def note_inputs(model: Scored, given: Structure | None, inputs: Structure | None) -> None:
+    """Notes, once they were not refused, that a fit has inputs.
+
+    Args:
+      model: The model.
+      given: The argument of `fit`.
+      inputs: What `inputs_for` returned.
+    """
+    if given is not None:
+        model.calibration.has_later_inputs = True
+    if inputs is not None:
+        model.optimizer.with_inputs = True
