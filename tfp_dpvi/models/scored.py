@@ -10,6 +10,7 @@ from tfp_dpvi._tf import Structure, keras, tf
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
 from tfp_dpvi.data import Records
+from tfp_dpvi.models.saving import IS_WRITING
 from tfp_dpvi.optimizers import ScoringOptimizer
 
 LOG = logging.getLogger("tfp_dpvi")
@@ -72,6 +73,8 @@ def warn_of_untrained(what: str) -> None:
     Args:
       what: "surrogate_posterior", after a fit, or "posterior", without one.
     """
+    if IS_WRITING.get():  # Keras reads all attributes.
+        return
     if what == "surrogate_posterior":
         LOG.warning(
             "surrogate_posterior: scoring steps left it as it was: read `posterior`, or draws "
