@@ -128,6 +128,9 @@ class CentredFit:
         if self.scoring is None:
             return
         try:
+            if not self.scoring.is_informed():
+                # The last fit may have ended where there is none.
+                self.scoring.start_anew()
             if self.scoring.is_informed():
                 _refuse_jumps(self.scoring)
                 return
