@@ -204,6 +204,33 @@ def test_the_last_inputs_hold_for_later_fits():
     assert np.std(scoring.inputs) < 2.0
 
 
+def test_inputs_hold_for_records_with_weights_too():
+    """Steps for another kind of records took x as standard normal, and nothing said so."""
+    x, y = records()
+    model = model_of()
+    model.compile(noise_multiplier=5.0, delta=1e-5)
+    steps = {"batch_size": NUM, "steps_per_epoch": 60, "verbose": 0}
+    model.fit(x, y, public_inputs=10.0 * x, **steps)
+    weights = np.ones(NUM, "float32")
+    model.compile(noise_multiplier=5.0, delta=1e-5)
+    model.fit(x, y, sample_weight=weights, max_weight=2.0, **steps)
+    assert np.std(model._model.centred.scoring.inputs) > 5.0
+
+
+def test_inputs_of_a_pilot_are_missed_in_a_file_and_outlive_refused_ones():
+    """Without its optimizer, a file did not say that there had been inputs."""
+    x, y = records()
+    model = model_of()
+    dpvi.pilot(model, 10.0 * x, num_records=NUM, **TARGET)
+    model.compile(noise_multiplier=5.0, delta=1e-5)
+    steps = {"batch_size": NUM, "steps_per_epoch": 60, "verbose": 0}
+    with pytest.raises(ValueError, match="public_inputs"):
+        model.fit(x, y, public_inputs=np.stack([x, x], axis=1), **steps)
+    model.fit(x, y, **steps)
+    assert np.std(model._model.centred.scoring.inputs) > 5.0
+    assert model.optimizer.get_config()["with_inputs"]
+
+
 def test_inputs_that_another_model_had_are_missed(caplog):
     """A pilot of one model, and a fit of another: or of one that was saved and loaded."""
     x, y = records()

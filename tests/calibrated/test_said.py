@@ -405,3 +405,15 @@ def test_outcomes_with_a_mask_need_no_settings():
     model = scored(tfd.Normal(0.0, 2.0), masked, x, y, batch_size=500, steps_per_epoch=60)
     draws = model.posterior_sample(500, seed=0).numpy()
     assert abs(draws.mean() - 1.0) < 0.3
+
+
+def test_where_there_is_no_information_the_next_fit_starts_anew():
+    """It was refused for the public inputs, and the prior's mean, which were fine."""
+    model = dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda slope, x: tfd.Bernoulli(logits=slope * x))
+    model.compile(epsilon=1.0, delta=1e-5)
+    x = np.random.default_rng(0).normal(size=200).astype("float32")
+    model.make_data(x, (x > 0.0).astype("float32"), batch_size=200)
+    scoring = model._model.centred.scoring
+    scoring.theta.assign([1e9])
+    model._model.centred.begin()
+    np.testing.assert_allclose(scoring.theta.numpy(), scoring.prior.mean, atol=1e-6)

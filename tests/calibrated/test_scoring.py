@@ -723,6 +723,17 @@ def test_a_saved_model_has_the_same_posterior(fitted, tmp_path):
     assert spent(loaded) == 160
 
 
+def test_saving_reads_no_surrogate(fitted, tmp_path, caplog):
+    """Keras reads all attributes, which warned of a surrogate that nobody had asked for."""
+    unfitted = compiled(line_prior, line)
+    for number, model in enumerate((fitted, unfitted)):
+        model.save(tmp_path / f"{number}.keras")
+    assert "surrogate_posterior:" not in caplog.text
+    assert "posterior: there is none" not in caplog.text
+    assert fitted.surrogate_posterior is not None
+    assert caplog.text.count("surrogate_posterior:") == 1
+
+
 def test_weights_from_elsewhere_have_no_posterior(fitted, tmp_path):
     fitted.save(tmp_path / "model.keras")
     loaded = dpvi.load_model(tmp_path / "model.keras")

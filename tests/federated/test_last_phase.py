@@ -256,6 +256,16 @@ def test_rounds_and_sums_cost_the_budget_together(study, refiner, relation):
     assert "calibrated posterior" in str(one.privacy_report())
 
 
+def test_a_place_without_information_is_held():
+    """Else sums of another place would be taken for those of this one."""
+
+    point = make_study(public_inputs=records(600)[0]).point
+    far = np.array([8e5, 1e5])
+    theta, _ = point.hold(far)
+    assert not np.trace(point.scoring.moments_at(theta, np.eye(2)).information)
+    np.testing.assert_allclose(point.scoring.theta.numpy(), theta)
+
+
 def test_sums_are_given_once(study, refiner):
     one = make_hospital(study, refiner)
     first = one.answer(task_of(study, "first").to_bytes())

@@ -78,12 +78,21 @@ class CentredFit:
                     "Use dpvi.local.quadrature or enumeration, or pass an optimizer to compile."
                 )
             size = len(pairing.index)
+            if public_inputs is None:
+                public_inputs = self._earlier_inputs(records)
             inputs = self._inputs_like(records, public_inputs, size)
             self.scoring = Scoring(pairing, inputs, records.max_weight)
             self._kind = kind
         elif public_inputs is not None:
             inputs = self._inputs_like(records, public_inputs, self.scoring.size)
             self.scoring.set_inputs(inputs)
+
+    def _earlier_inputs(self, records: Records) -> Structure | None:
+        """Returns the inputs of an earlier fit if records have such an x, with weights or not."""
+        if self.scoring is None:
+            return None
+        inputs = tf.nest.map_structure(np.asarray, self.scoring.inputs)
+        return inputs if _shapes_of(inputs) == _shapes_of(records.x) else None
 
     def _inputs_like(
         self, records: Records, public_inputs: Structure | None, size: int
@@ -119,6 +128,9 @@ class CentredFit:
         if self.scoring is None:
             return
         try:
+            if not self.scoring.is_informed():
+                # The last fit may have ended where there is none.
+                self.scoring.start_anew()
             if self.scoring.is_informed():
                 _refuse_jumps(self.scoring)
                 return
@@ -240,10 +252,7 @@ def checked_inputs(
     if not isinstance(inputs, UnitRows):
         inputs = by_column("public_inputs", inputs)
         inputs = make_records(inputs, None, None, dtype=dtype, validate=True).x
-    wanted, got = (
-        tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), each)
-        for each in (like, inputs)
-    )
+    wanted, got = _shapes_of(like), _shapes_of(inputs)
     if wanted != got:
         raise ValueError(
             f"public_inputs have the shapes and dtypes {got} of a record, and {of} {wanted}: "
@@ -256,6 +265,11 @@ def checked_inputs(
             f"pass at least {least_inputs(size)}."
         )
     return inputs
+
+
+def _shapes_of(x: Structure) -> Structure:
+    """Returns the shape and dtype of each part of a record."""
+    return tf.nest.map_structure(lambda part: (part.shape[1:], str(part.dtype)), x)
 
 
 def centred_posterior(

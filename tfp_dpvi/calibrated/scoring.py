@@ -415,6 +415,8 @@ class Scoring:
         self.num_records = num_records
         self._unlike = None
         self.theta.assign(theta)
+        # Held also without information: elsewhere sums would be taken for those of this place.
+        self._last_finite = self._theta()
         self._follow_public_inputs()
         self._gain.assign(np.zeros([self.size, self.size]))
         return self._coordinates.whitening
@@ -434,8 +436,7 @@ class Scoring:
         """
         if not np.isfinite(self._theta()).all():
             self.start_anew()
-        information = self.moments_at(self._theta(), self._coordinates.whitening).information
-        return _is_positive(information)
+        return _is_positive(self.moments_at(self._theta(), self._coordinates.whitening).information)
 
     def _set_scale(self, scale: WeightScale) -> None:
         self.scale = scale
@@ -479,7 +480,7 @@ class Scoring:
     def _go_back(self) -> None:
         """Goes back to the last parameters with information, and on in shorter steps."""
         self.theta.assign(self._last_finite)
-        self._caution = Caution(self._caution.share / 4.0)
+        self._caution, self._search.is_on = Caution(self._caution.share / 4.0), False
 
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
@@ -578,10 +579,10 @@ class Scoring:
 
     def _set_target(self, information: np.ndarray, moments: SimulatedMoments) -> None:
         """Sets the slope per record that steps invert: that of psi, and the prior's part."""
-        shrink = float(np.clip(np.trace(moments.slope) / np.trace(information), 0.05, 1.0))
+        shrink = np.clip(np.trace(moments.slope) / max(np.trace(information), 1e-300), 0.05, 1.0)
         prior = self.prior.whitened(self._coordinates.whitening) / self.num_records
         prior *= self.scale.ratio
-        self._slope = Slope(shrink * information + prior, shrink)
+        self._slope = Slope(shrink * information + prior, float(shrink))
 
     def _set_gain(self, gain: float, mechanism: Mechanism) -> None:
         """Sets the share of a Newton step that a step makes, cut where noise would dominate.

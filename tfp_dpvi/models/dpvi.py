@@ -555,6 +555,7 @@ class DPVI(base.DPModel):
         if self._scores:
             inputs = scored.inputs_for(self, self._public_inputs, records)
             self._model.centred.prepare(records, inputs)
+            scored.note_inputs(self, self._public_inputs, inputs)
         elif self.clipping == "paired":
             self.calibration.prepare(records, self.gradients, self.num_draws)
 

@@ -5,6 +5,7 @@ Functions are saved by name.
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import os
 import pathlib
@@ -41,6 +42,8 @@ _SETTINGS = (
     "unsafe_training_metrics",
     "randomness",
 )
+IS_WRITING = contextvars.ContextVar("is_writing", default=False)
+"""Whether a model is being saved."""
 
 
 def settings_of_class(model: Model, overrides_config: bool) -> dict[str, str]:
@@ -197,10 +200,12 @@ def save(
         raise ValueError(
             f"filepath={str(target)!r} cannot be written ({error}): pass a writable path."
         ) from error
+    token = IS_WRITING.set(True)
     try:
         write(str(temporary))
         os.replace(temporary, target)
     finally:
+        IS_WRITING.reset(token)
         temporary.unlink(missing_ok=True)
 
 

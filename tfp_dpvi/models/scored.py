@@ -10,6 +10,7 @@ from tfp_dpvi._tf import Structure, keras, tf
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.callbacks import PrivateBackupAndRestore
 from tfp_dpvi.data import Records
+from tfp_dpvi.models.saving import IS_WRITING
 from tfp_dpvi.optimizers import ScoringOptimizer
 
 LOG = logging.getLogger("tfp_dpvi")
@@ -72,6 +73,8 @@ def warn_of_untrained(what: str) -> None:
     Args:
       what: "surrogate_posterior", after a fit, or "posterior", without one.
     """
+    if IS_WRITING.get():  # Keras reads all attributes.
+        return
     if what == "surrogate_posterior":
         LOG.warning(
             "surrogate_posterior: scoring steps left it as it was: read `posterior`, or draws "
@@ -127,16 +130,28 @@ def inputs_for(model: Scored, given: Structure | None, records: Records) -> Stru
     Raises:
       ValueError: The records are persons, and a pilot has simulated rows.
     """
-    calibration, optimizer = model.calibration, model.optimizer
     if given is not None:
-        calibration.has_later_inputs = optimizer.with_inputs = True
         return given
-    inputs = calibration.pilot_inputs(records)
+    inputs = model.calibration.pilot_inputs(records)
     has_none = inputs is None and not model.has_scored and not model.generative
-    if has_none and optimizer.with_inputs:
+    if has_none and model.optimizer.with_inputs:
         LOG.warning(
             "public_inputs are missing: this model lacks those of its pilot or of an earlier fit, "
             "which a file does not keep, and takes x as standard normal. Pass public_inputs, or "
             "call dpvi.pilot on this model."
         )
     return inputs
+
+
+def note_inputs(model: Scored, given: Structure | None, inputs: Structure | None) -> None:
+    """Notes, once they were not refused, that a fit has inputs.
+
+    Args:
+      model: The model.
+      given: The argument of `fit`.
+      inputs: What `inputs_for` returned.
+    """
+    if given is not None:
+        model.calibration.has_later_inputs = True
+    if inputs is not None:
+        model.optimizer.with_inputs = True
