@@ -108,6 +108,20 @@ def test_what_tensorflow_alone_does_not_compute_is_refused(formula, sentence):
 
 
 @pytest.mark.parametrize(
+    ("term", "column"),
+    [
+        ("code", {"type": "categorical", "categories": [2**24, 2**24 + 1]}),
+        ("C(code)", {"type": "integer", "lower": 2**24, "upper": 2**24 + 1}),
+    ],
+)
+def test_codes_that_float32_does_not_tell_apart_are_refused(monkeypatch, term, column):
+    """Two wards would have had the effect of one, in silence."""
+    monkeypatch.setitem(COLUMNS, "code", column)
+    with pytest.raises(ValueError, match=r"export: TensorFlow alone does not compute the term"):
+        signature(regression(f"y ~ {term}", "bernoulli"))
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [("age", 81.25), ("age", np.nan), ("rooms", 1.5), ("female", 2), ("ward", "Z")],
 )

@@ -133,6 +133,8 @@ def _factors(covariates: Mapping[str, Column]) -> dict[str, Factor]:
                 )
             if isinstance(column, Integer) and column.upper - column.lower < MOST_LEVELS:
                 levels = tuple(range(int(column.lower), int(column.upper) + 1))
+        if not _is_text(column) and len(np.unique(np.asarray(levels, np.float32))) < len(levels):
+            continue  # An export takes numbers as float32, which does not tell these apart.
         for level in levels:
             indicator = functools.partial(_indicator, name=name, level=level)
             factors[f"{name}[{level}]"] = factors[f"C({name})[{level}]"] = indicator
