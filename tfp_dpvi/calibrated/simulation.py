@@ -145,9 +145,9 @@ def _example_records(model: BayesianModel, x: Structure | None) -> Records:
         y = model.distribution_at(params, inputs).sample(seed=[0, 1])
     except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
         kinds = tf.nest.map_structure(lambda part: f"{part.dtype}{[*part.shape]}", records.x)
-        reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"pilot: the likelihood fails at these x, {kinds}: {type(error).__name__}: {reason}"
+            f"pilot: the likelihood fails at these x, {kinds} ({type(error).__name__}: perhaps an "
+            "index out of range).\nPass inputs that it takes, like the private ones."
         ) from error
     return dataclasses.replace(records, y=tf.nest.map_structure(lambda part: part.numpy(), y))
 

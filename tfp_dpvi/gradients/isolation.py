@@ -181,20 +181,7 @@ def depends_on(variables: set[str], op: tf.Operation) -> bool:
       variables: The names of the other operations.
       op: The operation.
     """
-    waiting, seen = [op], set()
-    while waiting:
-        operation = waiting.pop()
-        if operation.name in seen:
-            continue
-        seen.add(operation.name)
-        if operation.name in variables:
-            return True
-        if (
-            operation.type not in ("Shape", "ShapeN", "Size", "Rank")
-            or not operation.inputs[0].shape.is_fully_defined()
-        ):
-            waiting += [value.op for value in operation.inputs]
-    return False
+    return any(operation.name in variables for operation in _behind(op))
 
 
 def compares(variables: set[str], op: tf.Operation) -> bool:
@@ -206,16 +193,25 @@ def compares(variables: set[str], op: tf.Operation) -> bool:
       variables: The names of the other operations.
       op: The operation.
     """
+    return any(
+        operation.type in _JUMPS and depends_on(variables, operation) for operation in _behind(op)
+    )
+
+
+def _behind(op: tf.Operation) -> Iterator[tf.Operation]:
+    """Yields an operation and those whose values it depends on; a known shape has none."""
     waiting, seen = [op], set()
     while waiting:
         operation = waiting.pop()
         if operation.name in seen:
             continue
         seen.add(operation.name)
-        if operation.type in _JUMPS and depends_on(variables, operation):
-            return True
-        waiting += [value.op for value in operation.inputs]
-    return False
+        yield operation
+        if (
+            operation.type not in ("Shape", "ShapeN", "Size", "Rank")
+            or not operation.inputs[0].shape.is_fully_defined()
+        ):
+            waiting += [value.op for value in operation.inputs]
 
 
 def refuse_dynamic_shapes(
