@@ -42,6 +42,7 @@ ORDER = (
     "serialization",
     "divergences",
     "surrogates",
+    "_unit_latents",
     "local",
     "sampling",
     "gradients",
@@ -70,6 +71,7 @@ ORDER = (
 STRANGERS = {
     "divergences": ("privacy",),
     "local": ("privacy",),
+    "_unit_latents": ("privacy",),
     "surrogates": ("privacy",),
     "_tf": ("privacy",),
     "_random": ("privacy",),

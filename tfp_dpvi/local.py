@@ -10,16 +10,21 @@ applies.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
+from tfp_dpvi._unit_latents import (
+    MOST_POINTS,
+    IntegratedLatent,
+    NormalLatent,
+    UnitLatent,
+    hermite_grid,
+)
 
 __all__ = [
     "UnitLatent",
@@ -29,8 +34,6 @@ __all__ = [
     "unit_normal",
     "unit_quadrature",
 ]
-
-_MOST_POINTS = 10_000
 
 
 def quadrature(
@@ -75,17 +78,7 @@ def quadrature(
       ValueError: There are too many points, or the batch shape of `conditional` does not end with
         them.
     """
-    check.count("num_points", num_points, 1)
-    points, weights = np.polynomial.hermite_e.hermegauss(num_points)
-    power = 1 if dimension is None else check.count("dimension", dimension, 1)
-    if num_points**power > _MOST_POINTS:
-        raise ValueError(
-            f"num_points={num_points} in dimension={power}: use fewer than {_MOST_POINTS} points, "
-            "or Variational."
-        )
-    grid = np.array([*itertools.product(points, repeat=power)])
-    log_weights = itertools.product(np.log(weights), repeat=power)
-    logs = np.array([math.fsum(point) for point in log_weights])
+    grid, logs = hermite_grid(num_points, 1 if dimension is None else dimension)
     z = tf.constant(grid[:, 0] if dimension is None else grid, dtype)
     return _mixture(conditional(z), tf.constant(logs, dtype), len(grid))
 
@@ -122,9 +115,9 @@ def enumeration(
     priors = [*prior] if isinstance(prior, Sequence) else [prior]
     sizes = [_num_values(latent) for latent in priors]
     combinations = math.prod(sizes)
-    if combinations > _MOST_POINTS:
+    if combinations > MOST_POINTS:
         raise ValueError(
-            f"prior has {combinations} combinations of latents: sum out fewer than {_MOST_POINTS}."
+            f"prior has {combinations} combinations of latents: sum out fewer than {MOST_POINTS}."
         )
     values = [tf.constant(part.reshape(-1), tf.int32) for part in np.indices(sizes)]
     logs = []
@@ -157,37 +150,11 @@ def _num_values(prior: tfd.Distribution) -> int:
     return int(parameter.shape[-1])
 
 
-class UnitLatent(Derived):
-    """The distribution of a row whose latent is shared by all rows of its person.
-
-    By itself it is the row's marginal distribution, as predictions of new persons need it; `fit`
-    with `unit_ids` takes all rows of a person together.
-
-    ```python
-    >>> isinstance(unit_normal(tf.zeros([2]), 1.0, 1.0), UnitLatent)
-    True
-
-    ```
-    """
-
-    def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
-        """Returns the joint distribution of the outcomes of n persons.
-
-        Args:
-          mask: Bool of shape [n, m], False for rows that count for nothing; the n m rows are those
-            of the batch.
-
-        Returns:
-          A distribution with batch shape [n] and event shape [m, ...].
-        """
-        raise NotImplementedError
-
-
 def unit_quadrature(
     conditional: Callable[[tf.Tensor], tfd.Distribution],
     *,
     dimension: int | None = None,
-    num_points: int = 20,
+    num_points: int = 8,
     dtype: tf.DType | str = "float32",
 ) -> UnitLatent:
     """Sums out a standard normal latent that all rows of a person share: a random intercept.
@@ -208,17 +175,18 @@ def unit_quadrature(
     ```
 
     Args:
-      conditional: As for `quadrature`, of rows.
-      dimension: As for `quadrature`; 2 for an intercept and a slope, `z[:, 0]` and `z[:, 1]`.
-      num_points: As for `quadrature`. The likelihood of all rows of a person must not be much
-        narrower than the spacing of the points: for a normal outcome use `unit_normal`.
+      conditional: As for `quadrature`, of rows; z has shape [n, P], since each person has points of
+        its own, for n rows.
+      dimension: As for `quadrature`; 2 for an intercept and a slope, `z[..., 0]` and `z[..., 1]`.
+      num_points: The points in each dimension. They are moved to where the likelihood of all rows
+        of a person lies, so that it may be as narrow as it likes.
       dtype: The float type of the prior.
 
     Raises:
       ValueError: As for `quadrature`.
     """
-    mixture = quadrature(conditional, dimension=dimension, num_points=num_points, dtype=dtype)
-    return _UnitMixture(mixture)
+    row = quadrature(conditional, dimension=dimension, dtype=dtype)
+    return IntegratedLatent(row, conditional, num_points=num_points, dimension=dimension)
 
 
 def unit_normal(loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor) -> UnitLatent:
@@ -242,157 +210,7 @@ def unit_normal(loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor) -> Unit
       scale: The residual standard deviation, a scalar.
       unit_scale: The standard deviation of persons' intercepts, a scalar.
     """
-    return _UnitNormal(loc, scale, unit_scale)
-
-
-class _UnitMixture(UnitLatent):
-    """See `unit_quadrature`."""
-
-    def __init__(self, mixture: tfd.MixtureSameFamily, *, name: str = "UnitMixture") -> None:
-        parameters = dict(locals())
-        self._mixture = mixture
-        super().__init__(mixture, parameters, name)
-
-    def _log_prob(self, value: Structure) -> tf.Tensor:
-        return self._mixture.log_prob(value)
-
-    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> Structure:
-        return self._mixture.sample(n, seed=seed)
-
-    def _mean(self) -> tf.Tensor:
-        return self._mixture.mean()
-
-    def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
-        return _MixtureOfUnits(self._mixture, mask)
-
-
-class _OfUnits(Derived):
-    """Outcomes of n persons' m rows."""
-
-    def __init__(
-        self, like: tfd.Distribution, mask: tf.Tensor, parameters: dict[str, Any], name: str
-    ) -> None:
-        self._mask = tf.convert_to_tensor(mask)
-        super().__init__(like, parameters, name)
-
-    def _batch_shape(self) -> tf.TensorShape:
-        return self._mask.shape[:1]
-
-    def _batch_shape_tensor(self) -> tf.Tensor:
-        return tf.shape(self._mask)[:1]
-
-    def _event_shape(self) -> tf.TensorShape:
-        return self._mask.shape[1:].concatenate(super()._event_shape())
-
-    def _event_shape_tensor(self) -> tf.Tensor:
-        return tf.concat([tf.shape(self._mask)[1:], super()._event_shape_tensor()], axis=0)
-
-
-class _MixtureOfUnits(_OfUnits):
-    """Each person has one value of the latent, for all rows."""
-
-    def __init__(
-        self, mixture: tfd.MixtureSameFamily, mask: tf.Tensor, *, name: str = "MixtureOfUnits"
-    ) -> None:
-        parameters = dict(locals())
-        self._values = mixture.mixture_distribution
-        self._rows = mixture.components_distribution
-        super().__init__(mixture, mask, parameters, name)
-
-    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
-        event = self._rows.event_shape
-        # [n m, values of the latent].
-        logs = self._rows.log_prob(tf.reshape(value, [-1, 1, *event]))
-        num = logs.shape[1]
-        logs = tf.reshape(logs, [-1, self._mask.shape[1], num])
-        logs = tf.where(self._mask[:, :, None], logs, tf.zeros_like(logs))
-        weights = tf.math.log_softmax(self._values.logits_parameter())
-        return tf.reduce_logsumexp(weights + tf.reduce_sum(logs, axis=1), axis=1)
-
-    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
-        first, second = tfp.random.split_seed(tfp.random.sanitize_seed(seed), n=2)
-        persons = tf.shape(self._mask)
-        place = self._values.sample([n, persons[0]], seed=first)
-        drawn = self._rows.sample(n, seed=second)
-        num = self._rows.batch_shape[1]
-        event = self._rows.event_shape_tensor()
-        drawn = tf.reshape(drawn, tf.concat([[n], persons, [num], event], axis=0))
-        place = tf.broadcast_to(place[:, :, None], tf.concat([[n], persons], axis=0))
-        return tf.gather(drawn, place, axis=3, batch_dims=3)
-
-
-class _UnitNormal(UnitLatent):
-    """See `unit_normal`."""
-
-    def __init__(
-        self, loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor, *, name: str = "UnitNormal"
-    ) -> None:
-        parameters = dict(locals())
-        self._scale = scale
-        self._unit_scale = unit_scale
-        self._row = tfd.Normal(loc, tf.sqrt(tf.square(scale) + tf.square(unit_scale)))
-        super().__init__(self._row, parameters, name)
-
-    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
-        return self._row.log_prob(value)
-
-    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
-        return self._row.sample(n, seed=seed)
-
-    def _mean(self) -> tf.Tensor:
-        return self._row.mean()
-
-    def _variance(self) -> tf.Tensor:
-        return self._row.variance()
-
-    def _stddev(self) -> tf.Tensor:
-        return self._row.stddev()
-
-    def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
-        return _NormalOfUnits(self._row, mask, self._scale, self._unit_scale)
-
-
-class _NormalOfUnits(_OfUnits):
-    """Normal outcomes with the covariance `scale^2 I + unit_scale^2` within a person."""
-
-    def __init__(
-        self,
-        row: tfd.Normal,
-        mask: tf.Tensor,
-        scale: tf.Tensor,
-        unit_scale: tf.Tensor,
-        *,
-        name: str = "NormalOfUnits",
-    ) -> None:
-        parameters = dict(locals())
-        self._loc = row.loc
-        self._scale = tf.convert_to_tensor(scale)
-        self._unit_scale = tf.convert_to_tensor(unit_scale)
-        super().__init__(row, mask, parameters, name)
-
-    def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
-        away = value - tf.reshape(self._loc, tf.shape(self._mask))
-        away = tf.where(self._mask, away, tf.zeros_like(away))
-        num = tf.reduce_sum(tf.cast(self._mask, away.dtype), axis=1)
-        within = tf.square(self._scale)
-        between = tf.square(self._unit_scale)
-        whole = within + num * between
-        mean = tf.math.divide_no_nan(tf.reduce_sum(away, axis=1), num)
-        # Within and between persons apart: a difference of squares would lose digits.
-        rest = tf.where(self._mask, away - mean[:, None], tf.zeros_like(away))
-        square = tf.reduce_sum(tf.square(rest), axis=1) / within + num * tf.square(mean) / whole
-        logs = num * math.log(2.0 * math.pi) + tf.math.log(whole)
-        logs += (num - 1.0) * tf.math.log(within)
-        return -0.5 * (square + logs)
-
-    def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
-        first, second = tfp.random.split_seed(tfp.random.sanitize_seed(seed), n=2)
-        shape = tf.concat([[n], tf.shape(self._mask)], axis=0)
-        dtype = self._loc.dtype
-        person = tf.random.stateless_normal(shape[:2], first, dtype=dtype)[:, :, None]
-        row = tf.random.stateless_normal(shape, second, dtype=dtype)
-        loc = tf.reshape(self._loc, tf.shape(self._mask))
-        return loc + self._unit_scale * person + self._scale * row
+    return NormalLatent(loc, scale, unit_scale)
 
 
 class Variational(Derived):

@@ -24,8 +24,7 @@ def prior():
 def likelihood(params, x):
     score = params["intercept"] + tf.linalg.matvec(x, params["slope"])
     return dpvi.local.unit_quadrature(
-        lambda z: tfd.Bernoulli(logits=score[:, None] + params["spread"] * z, dtype=tf.float32),
-        num_points=15,
+        lambda z: tfd.Bernoulli(logits=score[:, None] + params["spread"] * z, dtype=tf.float32)
     )
 
 

@@ -39,6 +39,13 @@ def test_a_step_whose_score_turned_is_no_longer_than_half_of_the_last_one():
     np.testing.assert_array_equal([low[1:], high[1:]], np.zeros([2, SIZE - 1]))
 
 
+def test_a_scale_that_is_too_small_does_not_grow_beyond_all_bounds():
+    """Its score is many times that of one which is too large: with s of persons' intercepts .5 for
+    1.2 a Newton step went to 3.2 and beyond, from where few fits came back."""
+    low, high = seen(3.0).bounds(np.eye(SIZE)[0] * 3.0)
+    assert (low[0], high[0]) == (-0.25, 1.5)
+
+
 def test_a_score_that_turns_or_vanishes_ends_the_search():
     assert not seen(-0.22, -0.22, 0.5).is_on
     assert not seen(-0.22, 0.01).is_on
@@ -117,7 +124,7 @@ def test_what_a_search_released_is_not_held_against_the_public_inputs(far, first
     prior["sigma"] = tfd.LogNormal(float(np.log(far)), 0.5)
     generator = np.random.default_rng(5)
     x = generator.normal(size=[1000, 2]).astype("float32")
-    y = (3.0 + x.sum(axis=1) + generator.normal(size=1000)).astype("float32")
+    y = (1.0 + x.sum(axis=1) + generator.normal(size=1000)).astype("float32")
     fit = fits.Fits(tfd.JointDistributionNamed(prior), line, x, y, x)
     with mock.patch.object(
         Scoring, "_see_private_inputs", autospec=True, side_effect=Scoring._see_private_inputs

@@ -183,6 +183,4 @@ def likelihood(
     if type(kind) is Normal and not side:
         return local.unit_normal(score, params["sigma"], params["unit_sd"])
     score = score[:, None]
-    return local.unit_quadrature(
-        lambda z: outcomes(score + params["unit_sd"] * z), num_points=NUM_POINTS
-    )
+    return local.unit_quadrature(lambda z: outcomes(score + params["unit_sd"] * z))
