@@ -441,6 +441,12 @@ class Design:
             return np.asarray(self._response.eval(frame, environment), np.float64)
 
     @property
+    def covariates(self) -> dict[str, Column]:
+        """The columns that predictions read: all but those of the outcome and its limits."""
+        hidden = (self.outcome, self.limit_column)
+        return {name: column for name, column in self.schema.columns.items() if name not in hidden}
+
+    @property
     def outcome_text(self) -> str:
         """The outcome as the formula has it; of successes among trials their number."""
         return self.outcome if not self.has_transformed_outcome else str(self._response)

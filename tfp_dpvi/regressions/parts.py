@@ -48,6 +48,12 @@ class Parts:
         return FAMILIES[self.family]
 
     @property
+    def own_names(self) -> list[str]:
+        """The names of the parameters that the family's distribution has besides its score."""
+        thresholds = ["threshold"] if self.family == "ordinal" else []
+        return [*self.kind.own(self.outcome, 1.0), *thresholds]
+
+    @property
     def base(self) -> float:
         """The number that the model subtracts from an outcome: 0 if it is not scaled."""
         return self.outcome.location if self.kind.is_scaled else 0.0

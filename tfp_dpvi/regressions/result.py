@@ -16,6 +16,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import export
+from tfp_dpvi.bayes import inference_data
 from tfp_dpvi.checking import CheckTable, PrivateChecks
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
@@ -129,8 +130,7 @@ class Regression:
         for name, draws in self.draws.items():
             low, high = np.quantile(draws, [tail, 1.0 - tail])
             share = shares.get(inner.get(name, ""), (np.nan,) * 3)
-            ends = {f"hdi_{100 * tail:g}%": low, f"hdi_{100 * (1 - tail):g}%": high}
-            ends = {key.replace("hdi", "eti"): value for key, value in ends.items()}
+            ends = {f"eti_{100 * tail:g}%": low, f"eti_{100 * (1 - tail):g}%": high}
             named = dict(zip(_SHARES, share, strict=True))
             rows[name] = {"mean": draws.mean(), "sd": draws.std(), **ends, **named}
         return pandas.DataFrame.from_dict(rows, orient="index")
@@ -352,9 +352,7 @@ class Regression:
 
     def _own(self) -> dict[str, np.ndarray]:
         """Returns draws of what a family's distribution has besides scores."""
-        names = [*self.parts.kind.own(self.parts.outcome, 1.0)]
-        names += ["threshold"] if self.parts.family == "ordinal" else []
-        return {name: self._draws[name][:_NUM_PREDICTIVE] for name in names}
+        return {name: self._draws[name][:_NUM_PREDICTIVE] for name in self.parts.own_names}
 
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
@@ -474,25 +472,22 @@ class Regression:
         Raises:
           ValueError: A name is no covariate, or a value of `at` is not allowed by the schema.
         """
-        design = self.design
-        hidden = (design.outcome, design.limit_column)
-        known = [each for each in design.schema.names if each not in hidden]
-        if name not in known:
-            raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(known)}.")
+        others = self.design.covariates
+        if name not in others:
+            raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(others)}.")
+        column = others.pop(name)
         fixed = dict(at or {})
-        others = [each for each in known if each != name]
         if unknown := [each for each in fixed if each not in others]:
             raise ValueError(
                 f"at has {unknown}, which are no other covariates: use {', '.join(others)}."
             )
-        column = design.schema.columns[name]
         values: Any
         if isinstance(column, Numeric):
             values = np.linspace(column.lower, column.upper, num)
             values = np.unique(np.round(values)) if column.step else values
         else:
             values = column.values(np.arange(column.num_levels), np.random.default_rng(0))
-        records = {other: _typical(design.schema.columns[other], len(values)) for other in others}
+        records = {other: _typical(each, len(values)) for other, each in others.items()}
         for other, value in fixed.items():
             records[other] = np.full(len(values), value)
         records[name] = values
@@ -512,17 +507,18 @@ class Regression:
         """
         outcome = self.design.outcome_text
         if name is None:
-            return plots.forest(self.draws, outcome, ax)
+            inner = self.parts.names_of_model(self.design)
+            beside = ("intercept", *self.parts.own_names)
+            hidden = [each for each, of in inner.items() if of.partition("[")[0] in beside]
+            return plots.forest(self.draws, outcome, ax, hidden)
         return plots.effect(self.effects(name), self.design.schema.columns[name], outcome, ax)
 
     # ------------------------------------------------------------------ other forms
 
     def to_inference_data(self) -> Any:
         """Returns ArviZ's data of the coefficients in the units of the formula (extra `arviz`)."""
-        import arviz
-
         chains = {name: draws.reshape(4, -1) for name, draws in self.draws.items()}
-        return arviz.from_dict(posterior=chains)
+        return inference_data.from_groups(inference_data.import_arviz(), {"posterior": chains})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the regression with its model and ledger to one file, a zip archive.

@@ -44,10 +44,7 @@ def predict_signature(
     Raises:
       ValueError: A term of the formula is none that TensorFlow alone computes.
     """
-    hidden = (design.outcome, design.limit_column)
-    covariates = {
-        name: column for name, column in design.schema.columns.items() if name not in hidden
-    }
+    covariates = design.covariates
     _check_covariates(covariates, design)
     common = [_product(label, covariates) for label in design.labels]
     groups = [
@@ -254,9 +251,7 @@ def _expected(
 
     Those of persons with an intercept each are of a person who is not known.
     """
-    names = [*parts.kind.own(parts.outcome, 1.0)]
-    names += ["threshold"] if parts.family == "ordinal" else []
-    own = {name: tf.convert_to_tensor(draws[name]) for name in names}
+    own = {name: tf.convert_to_tensor(draws[name]) for name in parts.own_names}
     if trials is not None:
         trials = tf.cast(tf.broadcast_to(trials, tf.shape(scores)[1:2]), tf.float64)
     if not parts.layout.unit:
