@@ -25,7 +25,7 @@ from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows
-from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels
+from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels, standard_intercepts
 from tfp_dpvi.regressions.outcomes import Outcome, predicted
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.population import (
@@ -83,6 +83,11 @@ class Regression:
     def _draws(self) -> dict[str, np.ndarray]:
         draws = self.model.posterior_sample(_NUM_DRAWS, seed=0)
         return {name: np.asarray(part, np.float64) for name, part in dict(draws).items()}
+
+    @functools.cached_property
+    def _few_draws(self) -> dict[str, np.ndarray]:
+        """Those that predictions are made of."""
+        return {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
 
     @functools.cached_property
     def draws(self) -> dict[str, np.ndarray]:
@@ -337,10 +342,9 @@ class Regression:
     def _score(self, rows: Rows) -> np.ndarray:
         """Returns draws of the linear predictor on the model's scale, [S, n] or [S, n, blocks]."""
         inputs = self.parts.inputs(rows).astype(np.float64)
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
-        num, layout = self.parts.layout.num_common, self.parts.layout
+        draws, layout = self._few_draws, self.parts.layout
+        num, blocks = layout.num_common, self.parts.outcome.blocks
         offset = inputs[:, num]
-        blocks = self.parts.outcome.levels - 1 if self.parts.family == "categorical" else 1
         size = len(next(iter(draws.values())))
         slopes = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
         score = np.einsum("sbp,np->snb", slopes, inputs[:, :num]) + offset[None, :, None]
@@ -352,23 +356,20 @@ class Regression:
 
     def _own(self) -> dict[str, np.ndarray]:
         """Returns draws of what a family's distribution has besides scores."""
-        return {name: self._draws[name][:_NUM_PREDICTIVE] for name in self.parts.own_names}
+        return {name: self._few_draws[name] for name in self.parts.own_names}
 
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
         parts, outcome = self.parts, self.parts.outcome
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         own, scores = self._own(), self._score(rows)
         trials = rows.trials[:, 0] if parts.layout.has_trials else None
         if not parts.layout.unit:
             return predicted(parts.kind, scores, own, outcome, seed, trials)
         # Of persons who are not known: over the intercepts that they may have.
-        sd = draws["unit_sd"][:, None, None]
-        points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
-        weighted = zip(points, weights / weights.sum(), strict=True)
+        sd = self._few_draws["unit_sd"][:, None, None]
         mean = sum(
             weight * predicted(parts.kind, scores + sd * point, own, outcome, seed, trials)[0]
-            for point, weight in weighted
+            for point, weight in zip(*standard_intercepts(), strict=True)
         )
         drawn = scores + sd * np.random.default_rng(seed).normal(size=scores.shape)
         return np.asarray(mean), predicted(parts.kind, drawn, own, outcome, seed, trials)[1]
@@ -430,13 +431,13 @@ class Regression:
 
         Persons with intercepts of their own fall into classes of these, as many as quadrature has.
         """
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        draws = self._few_draws
         scores, numbers = self._score(rows), strata.counts
         if self.parts.layout.unit:
-            points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+            points, weights = standard_intercepts()
             shape = (len(scores), len(numbers))
             whole = np.broadcast_to(numbers, shape).astype(np.int64)
-            numbers = generator.multinomial(whole, weights / weights.sum()).reshape(shape[0], -1)
+            numbers = generator.multinomial(whole, weights).reshape(shape[0], -1)
             intercepts = draws["unit_sd"][:, None, None, None] * points
             scores = (scores[..., None] + intercepts).swapaxes(2, 3)
             scores = scores.reshape(shape[0], -1, scores.shape[3])
@@ -572,10 +573,9 @@ class Regression:
         record, identifier, ledger or key, and not the data set's name.
         """
         level = check.probability("level", level)
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         export.write(
             path,
-            [predict_signature(self.design, self.parts, draws, level)],
+            [predict_signature(self.design, self.parts, self._few_draws, level)],
             self.model.privacy_report(),
             title=self._heading(),
             overwrite=overwrite,

@@ -12,7 +12,7 @@ from tfp_dpvi.data import Binary, Categorical, Column, Integer
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.regressions.design import MOST_LEVELS, Design
-from tfp_dpvi.regressions.families import NUM_POINTS, outcome_levels
+from tfp_dpvi.regressions.families import outcome_levels, standard_intercepts
 from tfp_dpvi.regressions.outcomes import expected
 from tfp_dpvi.regressions.parts import Parts
 
@@ -227,7 +227,7 @@ def _scores(
 ) -> tf.Tensor:
     """Returns draws of linear scores on the model's scale, float64 [S, n, blocks]."""
     layout, size = parts.layout, next(iter(draws.values())).shape[0]
-    blocks = parts.outcome.levels - 1 if parts.family == "categorical" else 1
+    blocks = parts.outcome.blocks
     # Rounded as the inputs of the fit are.
     inputs = tf.cast((common - np.array(parts.location)) / np.array(parts.scale), tf.float32)
     scores = tf.zeros([size, tf.shape(common)[0], blocks], tf.float64)
@@ -256,9 +256,8 @@ def _expected(
         trials = tf.cast(tf.broadcast_to(trials, tf.shape(scores)[1:2]), tf.float64)
     if not parts.layout.unit:
         return expected(parts.kind, scores, own, parts.outcome, trials)
-    points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
     total = tf.zeros([], tf.float64)
-    for point, weight in zip(points, weights / weights.sum(), strict=True):
+    for point, weight in zip(*standard_intercepts(), strict=True):
         shifted = scores + (draws["unit_sd"] * point)[:, None, None]
         total += weight * expected(parts.kind, shifted, own, parts.outcome, trials)
     return total
