@@ -236,6 +236,12 @@ class Design:
                 'missing="indicator", or fill them by a public rule and describe them without '
                 "missing=True."
             )
+        for name in self._incomplete:
+            if MISSING_LEVEL in getattr(self.schema.columns[name], "categories", ()):
+                raise ValueError(
+                    f"column {name!r} has the category {MISSING_LEVEL!r}, which missing values "
+                    "would be: rename it, or make missing values it and leave out missing=True."
+                )
 
     # ------------------------------------------------------------------ tables
 
