@@ -54,6 +54,13 @@ def simulate_twins(
     return tf.nest.map_structure(tf.stop_gradient, twins), usable
 
 
+def with_zeros(part: tf.Tensor) -> tf.Tensor:
+    """Returns numbers with zeros in place of what is not finite, for samplers to read."""
+    if not part.dtype.is_floating:
+        return part
+    return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part))
+
+
 def draw_apart(
     draw: Callable[[], Structure], x: Structure, num: int
 ) -> tuple[Structure, tf.Tensor]:
