@@ -31,6 +31,7 @@ from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.account import Account
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.distribution import Workers
 
 _OF_KERAS = frozenset(
     {
@@ -623,7 +624,8 @@ class DPModel(Model):
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
-            with fitting.guarded(self, state, run, is_unsafe):
+            is_named = Workers(self.distribute_strategy).naming_lost(run.spent)
+            with fitting.unsafe_validation(self, state, is_unsafe), is_named:
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
                     # Keras counts steps with it; records are sampled inside the step.
