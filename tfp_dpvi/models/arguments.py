@@ -77,26 +77,28 @@ def refuse_incomplete(
     Raises:
       ValueError: Two or more arguments are missing or do not belong there.
     """
-    foreign = hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "l2_norm_clip")
-    missing = optimizer is None and not _has_default(model)
-    plain = missing or (optimizer is not None and not foreign)
+    of_tensorflow_privacy = hasattr(optimizer, "_dp_sum_query")
+    clips = of_tensorflow_privacy or hasattr(optimizer, "l2_norm_clip")
     noise = (given.get("noise_multiplier"), getattr(optimizer, "noise_multiplier", None))
-    noisy = hasattr(optimizer, "_dp_sum_query") or any(value is not None for value in noise)
+    has_noise = of_tensorflow_privacy or any(value is not None for value in noise)
     epsilon = given.get("epsilon")
-    problems = list(others)
-    clip = plain and given.get("l2_norm_clip") is None
-    target = (epsilon is None and not noisy) or (epsilon is not None and given.get("delta") is None)
-    if len(problems) + (missing or clip) + target < 2:
+    needs_optimizer = optimizer is None and not _has_default(model)
+    takes_clip = needs_optimizer or (optimizer is not None and not clips)
+    needs_clip = takes_clip and given.get("l2_norm_clip") is None
+    needs_epsilon = epsilon is None and not has_noise
+    needs_delta = given.get("delta") is None and (epsilon is not None or not has_noise)
+    # An optimizer with its clip, or a budget with its delta, is one thing.
+    if len(others) + (needs_optimizer or needs_clip) + (needs_epsilon or needs_delta) < 2:
         return
-    if missing:
-        problems.insert(0, ("pass an optimizer", ""))
-    if clip:
-        problems.append(("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0"))
-    if epsilon is None and not noisy:
-        problems.append(("pass epsilon=, the privacy budget", "epsilon=1.0"))
-    if given.get("delta") is None and (epsilon is not None or not noisy):
-        problems.append(("pass delta=, far below 1 / N", "delta=1e-5"))
-    first = ["'adam'"] if missing else [] if optimizer is None else ["optimizer"]
+    wanted = (
+        (needs_optimizer, ("pass an optimizer", "")),
+        *((True, other) for other in others),
+        (needs_clip, ("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0")),
+        (needs_epsilon, ("pass epsilon=, the privacy budget", "epsilon=1.0")),
+        (needs_delta, ("pass delta=, far below 1 / N", "delta=1e-5")),
+    )
+    problems = [problem for is_wanted, problem in wanted if is_wanted]
+    first = ["'adam'"] if needs_optimizer else [] if optimizer is None else ["optimizer"]
     shown = [repr(optimizer)] if isinstance(optimizer, str) else first
     kept = [
         f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
