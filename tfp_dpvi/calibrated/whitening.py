@@ -616,9 +616,10 @@ def _unlike(resembles: float) -> float:
 def _score_variance(
     released: ReleasedSums, simulated: SimulatedMoments, matrix: np.ndarray, num_records: int
 ) -> tuple[float, ReleasedExcess]:
-    """Returns the variance of psi over the matrix, and what the release says beside the simulation.
+    """Returns the variance of psi over the matrix, and the released excess beside what is expected.
 
-    It is that of the simulation and, where it is known, of the release.
+    Outcomes may vary more than the model says. So the variance is that of the simulation, and more
+    by the released excess as far as the noise lets it be seen.
     """
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
     total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
