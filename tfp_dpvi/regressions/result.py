@@ -143,60 +143,72 @@ class Regression:
     def choices(self) -> list[str]:
         """Returns each choice that was made, as sentences."""
         parts, design = self.parts, self.design
-        found = [f"family {parts.family}, link {parts.kind.link}"]
+        sentences = [f"family {parts.family}, link {parts.kind.link}"]
         if parts.kind.is_scaled:
-            found.append(
+            sentences.append(
                 f"outcome scaled by the schema: ({design.outcome_text} - "
                 f"{parts.outcome.location:.4g}) / {parts.outcome.scale:.4g}"
             )
-        where = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
-        unit = parts.outcome.scale
-        for label, location, scale, (mean, deviation) in where:
-            prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
-            scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
-            found.append(f"prior of {label}: {prior}{scaled}")
-        mean, deviation = parts.intercept
-        if parts.family == "ordinal":
-            found.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
-        elif parts.layout.has_intercept:
-            found.append(
-                f"prior of the intercept at typical covariates: normal("
-                f"{parts.base + mean * unit:.3g}, {deviation * unit:.3g})"
-            )
+        sentences += self._priors_of_coefficients()
         trials = design.schema.columns.get(str(design.trials))
         if isinstance(trials, Numeric):
-            found.append(
+            sentences.append(
                 f"trials: {design.trials}, at most {trials.upper:g}, given and not modelled"
             )
         if design.limit is not None:
-            found.append(design.limit.in_words)
-        found += parts.kind.choices(unit)
-        found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
+            sentences.append(design.limit.in_words)
+        sentences += self._priors_of_scales()
         if parts.measured:
-            found.append(
+            sentences.append(
                 f"typical values of {', '.join(parts.measured)}: released from the records for "
                 f"{parts.share:.0%} of epsilon and delta"
             )
         if parts.weights:
-            found.append(
+            sentences.append(
                 f"weights: {parts.weights}, at most {parts.max_weight:g}; the estimates are those "
                 "of the same regression on the whole population"
             )
-            found += self._posterior_summary.checks.notes if self._posterior_summary.checks else []
-        if parts.layout.unit:
-            found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
+            checks = self._posterior_summary.checks
+            sentences += checks.notes if checks else []
         plan = self.model.privacy_account.plan
         person = None if plan is None else plan.person
         if person is not None:
-            found.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
-        if person is not None and not parts.layout.unit:
-            found.append("rows of a person: independent given the covariates")
+            sentences.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
+            if not parts.layout.unit:
+                sentences.append("rows of a person: independent given the covariates")
         if design.missing is not None:
-            found.append("missing covariates: typical value and an indicator")
+            sentences.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
-            found.append("numbers outside of their bounds: clipped to them")
-        found.append("public inputs: invented records of the schema, columns independent")
-        return found
+            sentences.append("numbers outside of their bounds: clipped to them")
+        return [*sentences, "public inputs: invented records of the schema, columns independent"]
+
+    def _priors_of_coefficients(self) -> list[str]:
+        parts, design = self.parts, self.design
+        unit = parts.outcome.scale
+        sentences = []
+        columns = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
+        for label, location, scale, (mean, deviation) in columns:
+            prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
+            scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
+            sentences.append(f"prior of {label}: {prior}{scaled}")
+        mean, deviation = parts.intercept
+        if parts.family == "ordinal":
+            sentences.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
+        elif parts.layout.has_intercept:
+            sentences.append(
+                f"prior of the intercept at typical covariates: normal("
+                f"{parts.base + mean * unit:.3g}, {deviation * unit:.3g})"
+            )
+        return sentences
+
+    def _priors_of_scales(self) -> list[str]:
+        """Returns the priors of the family's own parameters and of effects' deviations."""
+        names = [group.name for group in self.design.groups]
+        if self.parts.layout.unit:
+            names.append(f"1|{self.parts.layout.unit}")
+        unit = self.parts.outcome.scale
+        effects = [f"prior of sd({name}): halfnormal({unit:.3g})" for name in names]
+        return [*self.parts.kind.choices(unit), *effects]
 
     def report(self) -> str:
         """Returns the privacy report, the schema, every choice and the warnings, as text."""
