@@ -16,7 +16,13 @@ import numpy as np
 from scipy import linalg
 
 from tfp_dpvi.calibrated.checks import scales
-from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, NoisyCurvature, with_slopes
+from tfp_dpvi.calibrated.curvature import (
+    NUM_DRAWS,
+    CurvaturePrior,
+    NoisyCurvature,
+    relative_to,
+    with_slopes,
+)
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.ranks import Ranking, ReleasedRanks
 from tfp_dpvi.calibrated.weights import ReleasedWeights
@@ -440,12 +446,10 @@ class SeenCurvature:
             diagonals = np.diag(released.matrix), np.diag(matrix)
             mean_scales = np.exp(_log_scales(*diagonals, released.matrix_sd)[0])
         else:
+            # The coordinates are not those of public inputs, whose directions say nothing here.
             mean_scales = np.ones(size)
-            lower = linalg.cholesky(matrix, lower=True)
-            relative = linalg.solve_triangular(
-                lower, linalg.solve_triangular(lower, slope, lower=True).T, lower=True
-            )
-            matrix, slope = level * eye, level * symmetric(relative)
+            slope = level * symmetric(relative_to(matrix, slope))
+            matrix = level * eye
         matrix, slope = (part * np.outer(mean_scales, mean_scales) for part in (matrix, slope))
         if not self._is_dense:
             released = dataclasses.replace(released, matrix=matrix)
