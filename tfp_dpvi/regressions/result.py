@@ -86,7 +86,7 @@ class Regression:
 
     @functools.cached_property
     def _few_draws(self) -> dict[str, np.ndarray]:
-        """Those that predictions are made of."""
+        """The draws that predictions and exports are made of."""
         return {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
 
     @functools.cached_property

@@ -254,7 +254,7 @@ class _Trials:
 
     @property
     def score_multiplier(self) -> float:
-        """That of the score."""
+        """The noise multiplier of the Gaussian mechanism that the score is."""
         return self._multiplier / math.sqrt(_SHARE_OF_SCORE)
 
     def run(self, name: str, number: int) -> Tuned | None:
