@@ -62,8 +62,6 @@ class PrivateMetric(Metric, JointRelease):
     ```
     """
 
-    noise_ratio = 10.0
-
     def __init__(self, low: float, high: float, *, noise_ratio: float = 10.0, name: str) -> None:
         super().__init__(name=name, dtype="float64")
         low = check.real("low", low, "pass a number")
@@ -87,8 +85,9 @@ class PrivateMetric(Metric, JointRelease):
         self._sum = 0.0
         self._steps = 0
 
+    # Computed anew, since low and high may be assigned.
     @property
-    def sensitivity(self) -> Sensitivity:
+    def sensitivity(self) -> Sensitivity:  # type: ignore[override]
         """The sensitivity of the sum of values minus the middle of the range."""
         return Sensitivity((self.high - self.low) / 2, self.high - self.low)
 

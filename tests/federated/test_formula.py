@@ -1,9 +1,11 @@
 """Regressions as the model of a study: hospitals' effects by the formula, tables, and the units of the formula."""
 
+import types
+
 import numpy as np
 import pytest
 
-from tfp_dpvi.federated import MessageError, RegressionStudy, Synchronous, simulate
+from tfp_dpvi.federated import MessageError, RegressionStudy, StudyDraws, Synchronous, simulate
 
 SCHEMA = {
     "ill": {"type": "binary"},
@@ -78,6 +80,22 @@ def test_formulas_name_what_differs(formula, family, local):
     made = RegressionStudy(formula, family, SCHEMA, hospital="site")
     assert made.point is not None, made.not_calibrated
     assert (None if made.local is None else made.local.names) == local
+
+
+def test_the_summary_names_effects_on_parameters_without_a_unit(study):
+    """As of `local={"kappa": 1.0}`: a KeyError took the place of the table."""
+    parameters = {"intercept": np.zeros(8), "coefficients": np.ones([8, 1])}
+    effects = {"intercept": np.ones(8), "kappa": np.full(8, 2.0)}
+    posterior = types.SimpleNamespace(
+        draws=lambda seed: StudyDraws(parameters, effects, {"rome": effects}),
+        calibrated=types.SimpleNamespace(checks=None),
+        faults=(),
+        notes=(),
+    )
+    shown = study.summary(posterior)
+    own = ["sd of Intercept", "sd of kappa", "Intercept at rome", "kappa at rome"]
+    assert shown.names[2:] == own
+    np.testing.assert_allclose(shown.columns["mean"][2:], [1.0, 2.0, 1.0, 2.0])
 
 
 def test_what_does_not_fit_is_refused(study):

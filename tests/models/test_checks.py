@@ -1,6 +1,7 @@
 """`DPVI.check` and `fit(checks=)`: the ledger, refusals, persons, held-out records, files."""
 
 import logging
+import types
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.checking import Bins
 from tfp_dpvi.checking.outcomes import Predictor
+from tfp_dpvi.models.checking import warn_of_total
+from tfp_dpvi.privacy import FullBatch, PrivacyPlan
+from tfp_dpvi.training.budget import PrivacyTarget
 
 NUM = 300
 EDGES = {1: [0.0]}
@@ -202,6 +206,19 @@ def test_a_spent_budget_of_the_ledger_refuses_the_check(plain):
     with pytest.raises(dpvi.privacy.BudgetExhaustedError):
         model.check(x, y, epsilon=0.2, ledger=held_out)
     assert held_out.num_releases == 0
+
+
+def test_the_total_that_is_compared_is_by_the_accountant_of_compile(caplog):
+    ledger = dpvi.PrivacyLedger()
+    plan = PrivacyPlan(FullBatch(), 4.0, 1)
+    ledger.confirm(ledger.reserve(plan, 1))
+    # 0.926 by "pld", and 1.013 by "rdp".
+    target = PrivacyTarget(epsilon=1.0, delta=1e-5, accountant="rdp")
+    model = types.SimpleNamespace(privacy_target=target, privacy_ledger=ledger)
+    warn_of_total(model, ledger)
+    assert "epsilon 1.013, above the 1 of compile" in caplog.text
+    warn_of_total(model, dpvi.PrivacyLedger())
+    assert len(caplog.messages) == 1
 
 
 def test_held_out_records_have_a_ledger_of_their_own(plain):

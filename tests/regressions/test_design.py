@@ -151,6 +151,12 @@ def test_missing_values_need_a_rule_and_no_row_is_dropped():
         design("y ~ age").rows({"age": np.array([20.0, np.nan])})
 
 
+def test_a_category_of_the_name_of_missing_values_is_refused():
+    kind = Categorical(["a", "missing"], missing=True)
+    with pytest.raises(ValueError, match="'kind' has the category 'missing'"):
+        Design("y ~ kind", Schema({"y": Integer(0, 9), "kind": kind}), missing="indicator")
+
+
 def test_numbers_outside_are_refused_by_name_or_clipped():
     data = {"age": np.array([20.0, 120.0])}
     with pytest.raises(ValueError, match="'age' has values outside its public bounds") as caught:

@@ -62,7 +62,7 @@ def test_the_density_of_successes_among_trials_is_scipys():
 def test_predictions_are_means_of_outcomes_in_units(name):
     """20,000 outcomes: the mean within five standard errors; levels' probabilities sum to 1."""
     family, outcome = FAMILIES[name], outcome_of(name)
-    own = {part: np.full(NUM, 0.4) for part in family.own(outcome, 1.0)}
+    own = {part: np.full(NUM, 0.4) for part in family.own(outcome)}
     if "nu" in own:
         own["nu"] = np.full(NUM, 5.0)
     if name == "ordinal":

@@ -1,5 +1,8 @@
 """Regressions from a formula: six families in dollars and years, results, files and bad input."""
 
+import sys
+import types
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,7 +10,9 @@ from support.regressions import COLUMNS, OUTCOMES, SLOPES, asked, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.data import Schema
+from tfp_dpvi.data import Continuous, Schema
+from tfp_dpvi.regressions import plots
+from tfp_dpvi.regressions.fit import described
 
 pytest.importorskip("formulae")
 
@@ -89,6 +94,41 @@ def test_pictures(poisson):
     assert poisson.plot("age").get_xlabel() == "age (years)"
     assert poisson.plot("ward").get_ylabel() == "expected y"
     plt.close("all")
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("sigma", "normal"), ("nu", "student"), ("Intercept", "normal")]
+)
+def test_a_column_with_the_name_of_a_parameter_is_refused(name, family):
+    # The table would show the parameter in the coefficient's place.
+    columns = {"y": Continuous(0.0, 9.0), name: Continuous(-1.0, 1.0)}
+    with pytest.raises(ValueError, match=f"{name!r}.*rename") as refused:
+        described(f"y ~ {name}", family, Schema(columns))
+    assert len(str(refused.value).splitlines()) <= 2
+
+
+def test_a_column_may_have_the_name_of_another_familys_parameter():
+    columns = {"y": Continuous(0.0, 9.0), "nu": Continuous(-1.0, 1.0)}
+    assert described("y ~ nu", "normal", Schema(columns))[0].labels == ("nu",)
+
+
+def test_only_a_familys_own_parameters_are_left_out_of_the_picture():
+    mpl = pytest.importorskip("matplotlib")
+    mpl.use("Agg")
+    draws = {name: np.arange(4.0) for name in ("Intercept", "low: Intercept", "nu", "log_alpha")}
+    ax = plots.forest(draws, "y", hidden=("Intercept", "low: Intercept", "nu"))
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["log_alpha"]
+
+
+@pytest.mark.parametrize("version", ["0.23.4", "1.0.0"])
+def test_draws_for_both_versions_of_arviz(poisson, monkeypatch, version):
+    def from_dict(groups=None, **named):
+        assert (groups is None) == (version == "0.23.4")
+        return groups or named
+
+    module = types.SimpleNamespace(__version__=version, from_dict=from_dict)
+    monkeypatch.setitem(sys.modules, "arviz", module)
+    assert poisson.to_inference_data()["posterior"]["age"].shape == (4, 1000)
 
 
 @pytest.mark.parametrize(

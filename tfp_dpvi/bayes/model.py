@@ -113,6 +113,16 @@ class BayesianModel:
         batch = tf.nest.map_structure(lambda part: part[None], record)
         return self.log_prob(params, batch["x"], batch.get("y"))[0]
 
+    def record_loss(self, params: Structure, record: dict[str, Structure]) -> tf.Tensor:
+        """Returns the negative log-likelihood of a single record, times its weight if it has one.
+
+        Args:
+          params: A single value of the prior's structure.
+          record: Its parts under "x", "y" and "sample_weight", without a batch dimension.
+        """
+        loss = -self.record_log_prob(params, record)
+        return loss * record["sample_weight"] if "sample_weight" in record else loss
+
 
 def as_event(value: Structure, distribution: tfd.Distribution) -> Structure:
     """Casts observations as Keras users expect.

@@ -6,13 +6,20 @@ Read the files in this order. Each imports from those before it only.
   twin's scores, and releases it with its curvature; `requirements` says to which models this
   applies; `pairing` does it for one model.
 * `window` averages the released values; `hmc` samples; `curvature` draws the curvature given its
-  noisy release; `mixture` computes the posterior.
-* `centred` clips scores about a centre, in coordinates that `whitening` computes; `scores` finds
-  the scores of a record's possible outcomes, `scoring` makes steps, `centred_fit` the posterior.
-* `checks` says whether to trust the posterior.
-* `simulation` and `nonlinear` improve it by simulated records at public inputs.
-* `posterior` puts these together; `state` keeps the result for a model; `pilots` chooses the
-  settings of a fit; `summary` prints the result.
+  noisy release; `mixture` computes the posterior from these draws; `checks` says whether to trust
+  it.
+* `simulation` and `nonlinear` improve it by simulated records at public inputs; `posterior` puts
+  these together; `summary` prints the result; `state` keeps it for a model; `pilots` chooses the
+  settings of a fit.
+
+A fit without an optimizer makes scoring steps instead:
+
+* `centred` clips scores about a centre. `diagonal`, `wider`, `ranks` and `weights` are released
+  beside them: for many parameters, under a wider clip, of where outcomes lie, of survey weights.
+* `scores` finds the scores of a record's possible outcomes; `whitening` computes coordinates;
+  `start` and `progress` say where steps begin and how long they are; `scoring` makes them.
+* `moved` says what is released at other parameters; `jumps` refuses likelihoods whose scores do not
+  show a parameter; `centred_fit` computes the posterior.
 """
 
 from tfp_dpvi.calibrated.clip import (

@@ -385,7 +385,6 @@ class CentredCurvature(JointRelease):
 
     name = "curvature"
     noise_ratio = math.sqrt(MATRIX_NOISE)
-    sensitivity = Sensitivity()
 
     def __init__(self, size: int, clip: Clip) -> None:
         self.shape = (size, size)
@@ -420,11 +419,10 @@ class CentredCurvature(JointRelease):
 class BlockSums(JointRelease):
     """A sum of bounded scalars or vectors of records, accumulated by blocks of steps.
 
-    A subclass states the bound; the values are those of its name in `PerExample.extra`.
+    A subclass states its sensitivity; the values are those of its name in `PerExample.extra`.
     """
 
     noise_ratio = math.sqrt(SCALAR_NOISE)
-    sensitivity = Sensitivity()
 
     def sum_of(self, per_example: PerExample) -> tf.Tensor:
         """See `JointRelease`."""

@@ -126,8 +126,6 @@ class Curvature(JointRelease):
     """
 
     name = "curvature"
-    noise_ratio = 1.0
-    sensitivity = Sensitivity()
 
     def __init__(self, size: int, bound: float, noise_ratio: float) -> None:
         self.shape = (size, size)
@@ -193,9 +191,6 @@ class ClippedAway(JointRelease):
     """
 
     name = "clipped_away"
-    shape = ()
-    noise_ratio = 1.0
-    sensitivity = Sensitivity()
 
     def __init__(self, clip: Clip, noise_ratio: float) -> None:
         self._bound = clip.bound

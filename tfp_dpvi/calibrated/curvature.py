@@ -215,16 +215,26 @@ def with_slopes(
     return slopes
 
 
+def relative_to(matrix: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns another matrix in coordinates in which the first one is the identity.
+
+    Args:
+      matrix: Symmetric and positive definite, shape [d, d].
+      other: Symmetric, shape [d, d].
+    """
+    root = linalg.cholesky(matrix, lower=True)
+    half = linalg.solve_triangular(root, other, lower=True)
+    relative: np.ndarray = linalg.solve_triangular(root, half.T, lower=True)
+    return relative
+
+
 def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     """Returns A / kappa: M, or corrected by a simulation for directions that are clipped more."""
     if prior.curvature is None:
         return matrices
-    root = linalg.cholesky(prior.matrix, lower=True)
-    relative = linalg.solve_triangular(
-        root, linalg.solve_triangular(root, prior.curvature, lower=True).T, lower=True
-    )
+    relative = relative_to(prior.matrix, prior.curvature)
     relative *= np.trace(prior.matrix) / np.trace(prior.curvature)
-    roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(root)) * np.trace(prior.matrix))
+    roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(relative)) * np.trace(prior.matrix))
     return roots @ relative @ np.swapaxes(roots, 1, 2)
 
 

@@ -13,7 +13,6 @@ from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.scoring import Scoring
-from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.whitening import without_far_draws
 
 # Parameters from the prior, of which half must show a jump: at others there may be none.
@@ -99,9 +98,8 @@ def _squared_changes(
       places: Others, shape [d, D].
       x: Public inputs.
     """
-    rows = {"x": x} if pairing.generative else {"x": x, "y": ()}
     distribution = pairing.distribution(vector, x)
-    outcomes, usable = simulate_twins(distribution, rows, tf.constant([0, 3]))
+    outcomes, usable = pairing.simulate(distribution, x, tf.constant([0, 3]))
     before = distribution.log_prob(outcomes)
 
     def mean_change(place: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,6 @@ from tfp_dpvi._tf import Structure, function_of_model, tf
 from tfp_dpvi.bayes.model import as_event
 from tfp_dpvi.calibrated.scores import Place, model_scores, possible_values
 from tfp_dpvi.calibrated.scoring import NUM_TWINS, Scoring
-from tfp_dpvi.calibrated.twins import simulate_twins
 
 # Outcomes of all public inputs, where they are simulated.
 _NUM_OUTCOMES = 2**16
@@ -88,15 +87,14 @@ class MovedScores:
         key = tf.constant([0, 2], tf.int64)
         distribution = pairing.distribution(vector, x)
         if values is None:
-            rows = {"x": x} if pairing.generative else {"x": x, "y": ()}
             seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
-            outcomes, mask = simulate_twins(distribution, rows, seed)
+            outcomes, mask = pairing.simulate(distribution, x, seed)
         else:
             outcomes = tf.tile(tf.constant(values, distribution.dtype), [num])
             weights = tf.exp(distribution.log_prob(outcomes))
         scores = model_scores(
             Place(pairing, vector, whitening),
-            {"x": outcomes} if pairing.generative else {"x": x, "y": outcomes},
+            pairing.records(x, outcomes),
             mask,
             key,
             bound=scoring.clip.bound,

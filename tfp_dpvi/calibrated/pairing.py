@@ -14,7 +14,7 @@ from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
 from tfp_dpvi.bayes.units import row_distribution
 from tfp_dpvi.calibrated.clip import curvature_releases, paired
 from tfp_dpvi.calibrated.requirements import CannotPairError, check_rows
-from tfp_dpvi.calibrated.twins import simulate_twins
+from tfp_dpvi.calibrated.twins import simulate_twins, with_zeros
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import specs_of
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec
@@ -110,9 +110,9 @@ class Pairing:
             def simulate(
                 records: dict[str, Structure], key: tf.Tensor
             ) -> tuple[Structure, tf.Tensor]:
-                finite_parts = [_finite(part) for part in parts]
-                x = tf.nest.map_structure(_finite, records["x"])
-                likelihood = self._likelihood(finite_parts, _finite(theta), x)
+                finite_parts = [with_zeros(part) for part in parts]
+                x = tf.nest.map_structure(with_zeros, records["x"])
+                likelihood = self._likelihood(finite_parts, with_zeros(theta), x)
                 return simulate_twins(likelihood, {**records, "x": x}, _random.tfp_seed(key))
 
             def losses(
@@ -149,9 +149,8 @@ class Pairing:
           Both outcomes, `deltas`, and both log densities of shape [n], which are NaN where an
           outcome cannot be used.
         """
-        rows = {"x": x} if self._model.generative else {"x": x, "y": ()}
         distribution = self.distribution(vector, x)
-        drawn = [simulate_twins(distribution, rows, seed) for seed in tf.unstack(seeds)]
+        drawn = [self.simulate(distribution, x, seed) for seed in tf.unstack(seeds)]
         pairs = [twins for twins, _ in drawn]
         log_probs = [
             tf.where(usable, distribution.log_prob(twins), math.nan) for twins, usable in drawn
@@ -169,8 +168,7 @@ class Pairing:
         Returns:
           Tensor of shape [n, d].
         """
-        parts = tf.split(vector, self.coordinates.sizes)
-        theta = tf.concat([parts[part] for part in self.parameters_read], axis=0)
+        parts, theta = tf.split(vector, self.coordinates.sizes), self.read(vector)
 
         def delta(record: Sequence[Structure]) -> tf.Tensor:
             inputs, *both = tf.nest.map_structure(lambda part: part[None], record)
@@ -209,6 +207,28 @@ class Pairing:
         return self._model.distribution_at(
             self.coordinates.constrain(tf.split(vector, self.coordinates.sizes)), x
         )
+
+    def simulate(
+        self, distribution: tfd.Distribution, x: Structure, seed: tf.Tensor
+    ) -> tuple[Structure, tf.Tensor]:
+        """Returns an outcome of each record, and whether it can be used, bool of shape [n].
+
+        Args:
+          distribution: The likelihood at x.
+          x: Inputs of n records; models of whole records use only their number.
+          seed: int32, shape [2].
+        """
+        rows = {"x": x} if self.generative else {"x": x, "y": ()}
+        return simulate_twins(distribution, rows, seed)
+
+    def records(self, x: Structure, outcomes: Structure) -> dict[str, Structure]:
+        """Returns records under the keys "x" and, if they have inputs, "y".
+
+        Args:
+          x: Inputs, which whole records have none of.
+          outcomes: Their outcomes, or the whole records.
+        """
+        return {"x": outcomes} if self.generative else {"x": x, "y": outcomes}
 
     def read(self, vector: tf.Tensor) -> tf.Tensor:
         """Returns the coordinates that the likelihood reads, shape [d], of all, shape [D]."""
@@ -287,11 +307,3 @@ def _names_of(coordinates: Coordinates, number: int) -> str:
     """Returns the name of a part of the prior, without the indices of its entries."""
     first = sum(coordinates.sizes[:number])
     return coordinates.names[first].partition("[")[0]
-
-
-def _finite(part: tf.Tensor) -> tf.Tensor:
-    return (
-        tf.where(tf.math.is_finite(part), part, tf.zeros_like(part))
-        if part.dtype.is_floating
-        else part
-    )

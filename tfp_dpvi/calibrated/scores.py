@@ -16,7 +16,7 @@ from tfp_dpvi.calibrated.centred import (
 )
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import Ranking, centred_bins, centred_ranks
-from tfp_dpvi.calibrated.twins import simulate_twins
+from tfp_dpvi.calibrated.twins import simulate_twins, with_zeros
 from tfp_dpvi.gradients.base import take_apart
 from tfp_dpvi.gradients.vmap import gradients_of
 
@@ -221,8 +221,8 @@ def model_scores(
     clip = RecordClip(bound, weights)
     # Samplers take finite inputs; scores are of the records as they are, so that bad ones count for
     # nothing.
-    finite = {**records, "x": tf.nest.map_structure(_finite, records["x"])}
-    distribution = place.pairing.distribution(_finite(place.vector), finite["x"])
+    finite = {**records, "x": tf.nest.map_structure(with_zeros, records["x"])}
+    distribution = place.pairing.distribution(with_zeros(place.vector), finite["x"])
     values = possible_values(distribution) if "y" in records else None
     arguments = (place, records, mask)
     if values is None:
@@ -496,9 +496,3 @@ def _select(usable: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Returns zeros where a record is not usable; selected, since 0 x NaN is NaN."""
     shape = [-1] + [1] * (value.shape.rank - 1)
     return tf.where(tf.reshape(usable, shape), value, tf.zeros_like(value))
-
-
-def _finite(part: tf.Tensor) -> tf.Tensor:
-    if not part.dtype.is_floating:
-        return part
-    return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part))

@@ -28,7 +28,6 @@ from tfp_dpvi.calibrated.progress import Caution, Progress, Search
 from tfp_dpvi.calibrated.ranks import OutcomeRanks, Ranking, ranking_of
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
 from tfp_dpvi.calibrated.start import SCALE, middle_of, ranks_of
-from tfp_dpvi.calibrated.twins import simulate_twins
 from tfp_dpvi.calibrated.weights import (
     ReleasedWeights,
     ScoreVariance,
@@ -802,11 +801,10 @@ class Scoring:
         weights: RecordWeights | None,
     ) -> dict[str, tf.Tensor]:
         num = tf.nest.flatten(x)[0].shape[0]
-        rows = {"x": x} if self.pairing.generative else {"x": x, "y": ()}
         distribution = self.pairing.distribution(vector, x)
         seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
-        outcomes, usable = simulate_twins(distribution, rows, seed)
-        records = {"x": outcomes} if self.pairing.generative else {"x": x, "y": outcomes}
+        outcomes, usable = self.pairing.simulate(distribution, x, seed)
+        records = self.pairing.records(x, outcomes)
         mask = tf.fill([num], True) & usable
         scores = self._scores(vector, whitening, records, mask, key, weights)
         centred = scores.centred

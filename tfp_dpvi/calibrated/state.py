@@ -130,7 +130,14 @@ class Calibration:
         return None if self.has_later_inputs else self.simulator.x
 
     def pairing_for(self, clip: Clip) -> Pairing | None:
-        """Returns the paired clip if it applies to the last records and to the optimizer's clip."""
+        """Returns the paired clip, or None if it does not apply to the last records.
+
+        It does not apply to an optimizer's clip of another scheme than "flat" either: for such a
+        one this warns, and the fit then has no calibrated posterior.
+
+        Args:
+          clip: The optimizer's clip.
+        """
         if self.pairing is not None and clip.clipping != "flat":
             self._decision = _Decision()
             _warn_of_refusal(

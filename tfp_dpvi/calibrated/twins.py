@@ -54,6 +54,13 @@ def simulate_twins(
     return tf.nest.map_structure(tf.stop_gradient, twins), usable
 
 
+def with_zeros(part: tf.Tensor) -> tf.Tensor:
+    """Returns numbers with zeros in place of what is not finite, for samplers to read."""
+    if not part.dtype.is_floating:
+        return part
+    return tf.where(tf.math.is_finite(part), part, tf.zeros_like(part))
+
+
 def draw_apart(
     draw: Callable[[], Structure], x: Structure, num: int
 ) -> tuple[Structure, tf.Tensor]:
@@ -86,9 +93,15 @@ def draw_apart(
 
 
 def _guard(operation: tf.Operation, x_names: set[str], num: int) -> tf.Tensor:
-    """Lets a sampler read ones for each record with an extreme number.
+    """Lets a sampler read ones in place of all numbers of a record with an extreme one.
 
-    Returns which records these are, bool of shape [num] or [].
+    Args:
+      operation: The sampler, whose inputs are replaced.
+      x_names: The names of the operations of the records' inputs.
+      num: The number of records.
+
+    Returns:
+      Which records have an extreme number, bool of shape [num], or [] if only shared ones are read.
     """
     inputs = list(operation.inputs)
     names = argument_names(operation)

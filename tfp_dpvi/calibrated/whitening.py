@@ -16,7 +16,13 @@ import numpy as np
 from scipy import linalg
 
 from tfp_dpvi.calibrated.checks import scales
-from tfp_dpvi.calibrated.curvature import NUM_DRAWS, CurvaturePrior, NoisyCurvature, with_slopes
+from tfp_dpvi.calibrated.curvature import (
+    NUM_DRAWS,
+    CurvaturePrior,
+    NoisyCurvature,
+    relative_to,
+    with_slopes,
+)
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
 from tfp_dpvi.calibrated.ranks import Ranking, ReleasedRanks
 from tfp_dpvi.calibrated.weights import ReleasedWeights
@@ -440,12 +446,10 @@ class SeenCurvature:
             diagonals = np.diag(released.matrix), np.diag(matrix)
             mean_scales = np.exp(_log_scales(*diagonals, released.matrix_sd)[0])
         else:
+            # The coordinates are not those of public inputs, whose directions say nothing here.
             mean_scales = np.ones(size)
-            lower = linalg.cholesky(matrix, lower=True)
-            relative = linalg.solve_triangular(
-                lower, linalg.solve_triangular(lower, slope, lower=True).T, lower=True
-            )
-            matrix, slope = level * eye, level * symmetric(relative)
+            slope = level * symmetric(relative_to(matrix, slope))
+            matrix = level * eye
         matrix, slope = (part * np.outer(mean_scales, mean_scales) for part in (matrix, slope))
         if not self._is_dense:
             released = dataclasses.replace(released, matrix=matrix)
@@ -616,9 +620,10 @@ def _unlike(resembles: float) -> float:
 def _score_variance(
     released: ReleasedSums, simulated: SimulatedMoments, matrix: np.ndarray, num_records: int
 ) -> tuple[float, ReleasedExcess]:
-    """Returns the variance of psi over the matrix, and what the release says beside the simulation.
+    """Returns the variance of psi over the matrix, and the released excess beside what is expected.
 
-    It is that of the simulation and, where it is known, of the release.
+    Outcomes may vary more than the model says. So the variance is that of the simulation, and more
+    by the released excess as far as the noise lets it be seen.
     """
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
     total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))

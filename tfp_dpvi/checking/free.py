@@ -178,15 +178,15 @@ def _together(checks: Checks) -> str:
 
 def _of_training(checks: Checks) -> list[CheckRow]:
     """Returns the checks of whether the fit has settled and its clip and inputs were right."""
-    harmless = checks.bend <= limits.MOST_BEND
-    near = checks.distance <= limits.MOST_DISTANCE or harmless
+    # A pilot's small bend makes the distance harmless.
+    is_near = checks.distance <= limits.MOST_DISTANCE or checks.bend <= limits.MOST_BEND
     return [
         _row(
             "distance",
             checks.distance,
             f"{checks.distance:.2g} sd",
             f"<= {limits.MOST_DISTANCE:g} sd",
-            near,
+            is_near,
             "training that did not reach the posterior's mean",
             "a posterior that is wrong itself",
         ),
@@ -231,7 +231,7 @@ def _of_training(checks: Checks) -> list[CheckRow]:
             checks.bend,
             f"{checks.bend:.2g} sd",
             f"<= {limits.MOST_BEND:g} sd, or see distance",
-            harmless or near,
+            is_near,
             "how much a score that is not linear moves the mean",
             "anything without a pilot",
         ),

@@ -1,4 +1,14 @@
-"""The records of a fit, checked before anything is spent, and the public schema of columns."""
+"""The records of a fit, checked before anything is spent, and the public schema of columns.
+
+Read the files in this order. Each imports from those before it only.
+
+* `frames` alone knows pandas, polars and Arrow. `columns` and `dates` say what is public about a
+  column, `describe` as plain values; `schema` is of a whole data set.
+* `units` groups rows by person; `records` are checked arrays in memory, and `shapes` has stand-ins
+  for them.
+* `dataset` has batches of a declared sampling; `files` are larger than memory; `streaming` reads
+  rows as steps draw them.
+"""
 
 from tfp_dpvi import _deprecation
 from tfp_dpvi.data.columns import MISSING, Binary, Categorical, Column, Continuous, Integer

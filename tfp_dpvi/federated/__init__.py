@@ -2,6 +2,20 @@
 
 Each hospital's part is differentially private. Factors, messages, schedules and the server need no
 TensorFlow; the other names load it on first use.
+
+Read the files in this order. Each imports from those before it only.
+
+* `factors` are normals that are multiplied; `sums` what hospitals release in the last phase, and
+  `trusted` who may add them up; `messages` go between server and hospitals.
+* `schedules` says when a server asks whom, `saved` how it is saved; `server` runs a study, `status`
+  shows it, and `aggregation` adds up sums that are only seen together.
+* `columns` are what hospitals share of their tables; `effects` differ between hospitals; `window`
+  releases the sums, and `calibrated` is the posterior of them. `study` is the model, and `formula`
+  that of a regression.
+* `scoring` and `refiner` make a hospital's local steps; `release` adds noise in each, `hospital`
+  checks and charges, and `on_messages` adds noise to what is sent instead.
+* `simulation` plays a study in one process, and `rehearsal` on simulated records. The processes of
+  a real one are in `deployment`.
 """
 
 from __future__ import annotations

@@ -200,7 +200,8 @@ class RegressionStudy(Study):
             name: np.asarray(part, np.float64) for name, part in dict(drawn.parameters).items()
         }
         named = self.parts.in_units(arrays, self.design)
-        units = self._units()
+        # `local` may name other parameters, whose effects are on the real line.
+        units = {name: self._units().get(name, (name, 1.0)) for name in drawn.sds}
         rows = {f"sd of {units[name][0]}": units[name][1] * sds for name, sds in drawn.sds.items()}
         for hospital, effects in drawn.effects.items():
             rows |= {

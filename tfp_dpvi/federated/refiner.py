@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import threading
@@ -396,10 +397,7 @@ def _flat_gradient(
             tape.watch(variables)
             params = surrogate.sample(seed=_random.tfp_seed(_random.fold_in(key, 0)))
 
-        def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-            loss = -model.record_log_prob(params, record)
-            return loss * record["sample_weight"] if "sample_weight" in record else loss
-
+        record_loss = functools.partial(model.record_loss, params)
         parts = tf.nest.flatten(params)
         return through_draws(record_loss, parts, tape, variables, clip, aligned=True)
 

@@ -9,6 +9,7 @@ no rate to choose.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -160,10 +161,7 @@ class ScoringSteps:
                 tape.watch(z)
                 params = self._study.coordinates.bijector.forward(z)
 
-            def record_loss(record: dict[str, tf.Tensor]) -> tf.Tensor:
-                loss = -model.record_log_prob(params, record)
-                return loss * record["sample_weight"] if "sample_weight" in record else loss
-
+            record_loss = functools.partial(model.record_loss, params)
             parts = tf.nest.flatten(params)
             gradient = through_draws(record_loss, parts, tape, [z], clip, aligned=True)
             to_z = gradient.pull_back

@@ -62,6 +62,9 @@ class JointRelease(abc.ABC):
 
     Attributes:
       name: The name in the report.
+      noise_ratio: The release's noise multiplier, over A, divided by the gradient's.
+      sensitivity: A and D of the sum, in its own units (not over a clip). It has no default, so
+        that a release which does not state it cannot be priced.
       shape: The static shape of the sum.
 
     #### Formal guarantee
@@ -71,17 +74,9 @@ class JointRelease(abc.ABC):
     """
 
     name: str
+    noise_ratio: float
+    sensitivity: Sensitivity
     shape: tuple[int, ...] = ()
-
-    @property
-    @abc.abstractmethod
-    def noise_ratio(self) -> float:
-        """Returns the release's noise multiplier, over A, divided by the gradient's."""
-
-    @property
-    @abc.abstractmethod
-    def sensitivity(self) -> Sensitivity:
-        """Returns A and D of the sum, in its own units (not over a clip)."""
 
     @abc.abstractmethod
     def sum_of(self, per_example: PerExample) -> tf.Tensor:

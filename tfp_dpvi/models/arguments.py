@@ -77,26 +77,28 @@ def refuse_incomplete(
     Raises:
       ValueError: Two or more arguments are missing or do not belong there.
     """
-    foreign = hasattr(optimizer, "_dp_sum_query") or hasattr(optimizer, "l2_norm_clip")
-    missing = optimizer is None and not _has_default(model)
-    plain = missing or (optimizer is not None and not foreign)
+    of_tensorflow_privacy = hasattr(optimizer, "_dp_sum_query")
+    clips = of_tensorflow_privacy or hasattr(optimizer, "l2_norm_clip")
     noise = (given.get("noise_multiplier"), getattr(optimizer, "noise_multiplier", None))
-    noisy = hasattr(optimizer, "_dp_sum_query") or any(value is not None for value in noise)
+    has_noise = of_tensorflow_privacy or any(value is not None for value in noise)
     epsilon = given.get("epsilon")
-    problems = list(others)
-    clip = plain and given.get("l2_norm_clip") is None
-    target = (epsilon is None and not noisy) or (epsilon is not None and given.get("delta") is None)
-    if len(problems) + (missing or clip) + target < 2:
+    needs_optimizer = optimizer is None and not _has_default(model)
+    takes_clip = needs_optimizer or (optimizer is not None and not clips)
+    needs_clip = takes_clip and given.get("l2_norm_clip") is None
+    needs_epsilon = epsilon is None and not has_noise
+    needs_delta = given.get("delta") is None and (epsilon is not None or not has_noise)
+    # An optimizer with its clip, or a budget with its delta, is one thing.
+    if len(others) + (needs_optimizer or needs_clip) + (needs_epsilon or needs_delta) < 2:
         return
-    if missing:
-        problems.insert(0, ("pass an optimizer", ""))
-    if clip:
-        problems.append(("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0"))
-    if epsilon is None and not noisy:
-        problems.append(("pass epsilon=, the privacy budget", "epsilon=1.0"))
-    if given.get("delta") is None and (epsilon is not None or not noisy):
-        problems.append(("pass delta=, far below 1 / N", "delta=1e-5"))
-    first = ["'adam'"] if missing else [] if optimizer is None else ["optimizer"]
+    wanted = (
+        (needs_optimizer, ("pass an optimizer", "")),
+        *((True, other) for other in others),
+        (needs_clip, ("pass l2_norm_clip=, the bound on a gradient", "l2_norm_clip=1.0")),
+        (needs_epsilon, ("pass epsilon=, the privacy budget", "epsilon=1.0")),
+        (needs_delta, ("pass delta=, far below 1 / N", "delta=1e-5")),
+    )
+    problems = [problem for is_wanted, problem in wanted if is_wanted]
+    first = ["'adam'"] if needs_optimizer else [] if optimizer is None else ["optimizer"]
     shown = [repr(optimizer)] if isinstance(optimizer, str) else first
     kept = [
         f"{name}={value!r}" if isinstance(value, str | int | float) else f"{name}={name}"
@@ -128,8 +130,8 @@ def refuse_termwise(optimizer: Optimizer) -> None:
     if isinstance(optimizer, TermwiseOptimizer):
         raise ValueError(
             f"optimizer={type(optimizer).__name__} has a clip for groups of records, but this "
-            "model has no batch-wise "
-            "term: use a DPKeras optimizer, or DPVAE(batch_regularizer=...)."
+            "model has no batch-wise term: use a DPKeras optimizer, or "
+            "DPVAE(batch_regularizer=...)."
         )
 
 
@@ -340,8 +342,7 @@ def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) 
     if replicas > 1 and whole:
         raise ValueError(
             f"The model has a batch_regularizer, whose groups need a whole batch, but {replicas} "
-            "replicas split each batch: fit "
-            "it outside the strategy's scope."
+            "replicas split each batch: fit it outside the strategy's scope."
         )
     if not sampled and (whole or Workers(model.distribute_strategy).several):
         what = "this model has a batch_regularizer" if whole else "several workers train"
@@ -396,8 +397,8 @@ def check_like(x: Structure, specs: Structure, name: str) -> None:
         if spec.shape.rank is not None and part.ndim == spec.shape.rank - 1:
             raise ValueError(
                 f"{name} has shape {list(part.shape)}, but the model was fitted to records of "
-                f"shape {spec.shape[1:].as_list()}: pass a "
-                f"batch, for instance {name}[None] for one record."
+                f"shape {spec.shape[1:].as_list()}: pass a batch, for instance {name}[None] for "
+                "one record."
             )
 
 
@@ -424,34 +425,27 @@ def records_and_validation(
     Raises:
       ValueError, TypeError: As `split_validation` and `check_validation`.
     """
-    if split := others.get("validation_split", 0.0):
-        split_records = split_validation(
-            model, split, records, validation_data, any(declared), persons
-        )
-        records = split_records[:3]
-        validation_data = split_records[3]
+    if fraction := others.get("validation_split", 0.0):
+        if validation_data is not None or persons:
+            raise ValueError(
+                "validation_split with validation_data or unit_ids: pass validation_data alone."
+            )
+        records, validation_data = split_validation(model, fraction, records, any(declared))
     dtype, texts = model.record_dtype, model.takes_texts
     checked = check_validation(validation_data, *declared, dtype, persons=persons, texts=texts)
     return records, checked
 
 
 def split_validation(
-    model: Any,
-    fraction: Any,
-    records: tuple[Any, Any, Any],
-    validation_data: Any,
-    declared: bool,
-    persons: bool,
-) -> tuple[Any, Any, Any, tuple[Any, ...]]:
+    model: Any, fraction: Any, records: tuple[Any, Any, Any], declared: bool
+) -> tuple[tuple[Any, Any, Any], tuple[Any, ...]]:
     """Returns the first records for training, and the last ones for validation, as Keras splits.
 
     Args:
       model: The model.
       fraction: The fraction of validation records.
       records: x, y and sample_weight, arrays or frames; y and weights may be None.
-      validation_data: Must be None.
       declared: Whether the validation records are public, or their losses are shown as unsafe.
-      persons: Must be False.
 
     Raises:
       ValueError, TypeError: Losses of private records would be shown, or the records cannot be
@@ -465,10 +459,6 @@ def split_validation(
             f"validation_split={fraction:g} would show exact losses of a part of x. If that part "
             "is public pass validation_is_public=True,\nor unsafe_validation=True to accept it; "
             "else pass public validation_data, or watch a privatised metric."
-        )
-    if validation_data is not None or persons:
-        raise ValueError(
-            "validation_split with validation_data or unit_ids: pass validation_data alone."
         )
     if is_batches(x) or isinstance(x, FileRecords):
         raise TypeError(
@@ -488,7 +478,7 @@ def split_validation(
         return tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], part)
 
     train, held = rows(parts, 0, first), rows(parts, first, num)
-    return *train, held if held[2] is not None else held[:2]
+    return train, held[:2] if held[2] is None else held
 
 
 def check_validation(
@@ -524,9 +514,8 @@ def check_validation(
     if not (public or unsafe):
         raise ValueError(
             "validation_data: exact validation losses (and early stopping on them) are unaccounted "
-            "releases of those records.\nPass "
-            "validation_is_public=True if they are public, or unsafe_validation=True to accept "
-            "that (docs/sharp_edges.md)."
+            "releases of those records.\nPass validation_is_public=True if they are public, or "
+            "unsafe_validation=True to accept that (docs/sharp_edges.md)."
         )
     unusable = isinstance(data, Iterator)
     if isinstance(data, tf.data.Dataset):
@@ -537,17 +526,15 @@ def check_validation(
     if unusable:
         raise ValueError(
             f"validation_data is a {type(data).__name__} of single records, or endless, or "
-            "exhausted after one epoch: pass "
-            "arrays, a finite tf.data.Dataset of batches (dataset.batch(1024)) or a "
-            "keras.utils.Sequence."
+            "exhausted after one epoch: pass arrays, a finite tf.data.Dataset of batches "
+            "(dataset.batch(1024)) or a keras.utils.Sequence."
         )
     if is_batches(data):
         return data
     if not isinstance(data, tuple | list) or len(data) not in (1, 2, 3):
         raise ValueError(
             "validation_data must be (x, y) or (x, y, sample_weight), or a dataset of such "
-            f"batches, got {type(data).__name__}; "
-            "for a model without y pass (x, None)."
+            f"batches, got {type(data).__name__}; for a model without y pass (x, None)."
         )
     checked = make_records(*(*data, None, None)[:3], dtype=dtype, validate=True, texts=texts)
     parts = [checked.x, checked.y, checked.sample_weight]
@@ -571,8 +558,8 @@ def validation_metrics(metrics: Any) -> list[Metric]:
         if metric in ("accuracy", "acc"):
             raise ValueError(
                 f"validation_metrics={metric!r} is ambiguous: pass binary_accuracy if predict "
-                "returns the mean of 0/1 outcomes, or "
-                "sparse_categorical_accuracy for class probabilities."
+                "returns the mean of 0/1 outcomes, or sparse_categorical_accuracy for class "
+                "probabilities."
             )
         resolved = keras.metrics.get(metric)
         if not callable(resolved):

@@ -31,6 +31,7 @@ from tfp_dpvi.training import Mechanism
 from tfp_dpvi.training.account import Account
 from tfp_dpvi.training.budget import PrivacyTarget
 from tfp_dpvi.training.compiled import CompiledSteps
+from tfp_dpvi.training.distribution import Workers
 
 _OF_KERAS = frozenset(
     {
@@ -259,9 +260,7 @@ class DPModel(Model):
     def fault_of_variables(self, thorough: bool) -> str | None:
         """See `Hooks.fault_of_variables`."""
         del thorough
-        finite = all(
-            bool(np.isfinite(variable.numpy()).all()) for variable in self.trainable_variables
-        )
+        finite = all(np.isfinite(each.numpy()).all() for each in self.learned_variables())
         return None if finite else "a variable is not finite"
 
     @property
@@ -383,8 +382,7 @@ class DPModel(Model):
             overstates the protection of single attributes; see `PrivacyPlan`.
           accountant: "pld" (tight) or "rdp".
           validation_metrics: Keras metrics that compare `predict`'s output with y (without one, a
-            reconstruction with x), for
-            `evaluate` and validation data.
+            reconstruction with x), for `evaluate` and validation data.
           physical_batch_size: number of records whose gradients are in memory at a time; does not
             change the accounting.
           steps_per_execution: steps in one compiled call; by default 50, or an epoch if that is
@@ -408,8 +406,12 @@ class DPModel(Model):
         """
         self._dp.refuse_while_fitting("compile")
         fitting.check_precision(self)
-        given = {"epsilon": epsilon, "delta": delta, "l2_norm_clip": l2_norm_clip}
-        given["noise_multiplier"] = noise_multiplier
+        given = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "l2_norm_clip": l2_norm_clip,
+            "noise_multiplier": noise_multiplier,
+        }
         unwanted = [] if loss is None else [("leave out loss=, which the model defines", "")]
         arguments.refuse_incomplete(self, optimizer, given, unwanted)
         private_metrics = metrics_lib.check_metrics(metrics)
@@ -622,7 +624,8 @@ class DPModel(Model):
         with private as (run, first_epoch):
             if run is None:  # A resumed fit that was complete.
                 return fitting.complete_history(self, epochs)
-            with fitting.guarded(self, state, run, is_unsafe):
+            is_named = Workers(self.distribute_strategy).naming_lost(run.spent)
+            with fitting.unsafe_validation(self, state, is_unsafe), is_named:
                 replicas = self.distribute_strategy.num_replicas_in_sync
                 return super().fit(
                     # Keras counts steps with it; records are sampled inside the step.
@@ -1042,9 +1045,13 @@ class DPModel(Model):
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
         """Returns a report of the privacy spent on these data over every fit.
 
-        `print` it, or use `.to_json()`. Epsilon is that at `delta`, by default that of `compile`;
-        without either it raises
-        `ValueError`.
+        `print` it, or use `.to_json()`.
+
+        Args:
+          delta: The delta at which epsilon is reported, by default that of `compile`.
+
+        Raises:
+          ValueError: Delta is neither an argument nor known from `compile`.
         """
         account, target = self._dp.account, self.privacy_target
         delta = self.privacy_delta if delta is None else delta

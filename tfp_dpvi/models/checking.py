@@ -433,8 +433,10 @@ def warn_of_total(model: CheckedModel, ledger: PrivacyLedger) -> None:
     target = model.privacy_target
     if target is None or target.epsilon is None or target.delta is None:
         return
-    total = ledger.epsilon(target.delta)
-    if is_own_ledger(model, ledger) and total > target.epsilon:
+    if not is_own_ledger(model, ledger):
+        return
+    total = ledger.epsilon(target.delta, target.accountant)
+    if total > target.epsilon:
         LOG.warning(
             "The total of fit and checks is epsilon %.4g, above the %.4g of compile: to stay "
             "within it, use fit(checks=0.1).",

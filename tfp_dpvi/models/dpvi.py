@@ -581,10 +581,8 @@ class DPVI(base.DPModel):
     def fault_of_variables(self, thorough: bool) -> str | None:
         """See `DPModel`; a surrogate much wider than the prior also counts as diverged."""
         fault = super().fault_of_variables(thorough)
-        if self._scores:
-            finite = all(np.isfinite(each.numpy()).all() for each in self.learned_variables())
-            return None if finite else "a parameter is not finite"
-        return self._model.divergence_check.fault() if thorough and fault is None else fault
+        checks_surrogate = thorough and not self._scores
+        return self._model.divergence_check.fault() if checks_surrogate and fault is None else fault
 
     def check_labels(self, records: Records) -> None:
         """See `Hooks.check_labels`: outcomes outside the support, as far as TFP detects them."""

@@ -56,8 +56,7 @@ def check_precision(model: Model, variables: Sequence[tf.Variable] = ()) -> None
         if tf.as_dtype(dtype) not in (tf.float32, tf.float64):
             raise ValueError(
                 f"{name!r} computes in {shown}, whose rounding lets one record move a sum by many "
-                "clips: use float32 or "
-                "float64,\nfor instance dtype='float32' or "
+                "clips: use float32 or float64,\nfor instance dtype='float32' or "
                 "keras.mixed_precision.set_global_policy('float32'); see docs/sharp_edges.md."
             )
 
@@ -122,7 +121,7 @@ def check_callbacks(
             has_delta=target.delta is not None,
             calibrated=hasattr(model, "calibration")
             and not isinstance(model.optimizer, ScoringOptimizer),
-            exact=target.noise == 0.0 and model.clip.is_off,
+            exact=_is_exact(model, compiled),
             unsafe=target.unsafe_training_metrics,
         ),
         of_validation=[f"val_unsafe_{name}" if unsafe else f"val_{name}" for name in names],
@@ -153,8 +152,6 @@ def make_mechanism(model: Model, compiled: Compiled, data: Data) -> Mechanism:
     target = compiled.target
     model.optimizer.refuse_other_noise(target.noise)
     spec = StepSpec(data.batch_size, data.num_records)
-    # Without noise and clip, as on simulated records, exact losses are shown too.
-    nothing_private = target.noise == 0.0 and model.clip.is_off
     return Mechanism(
         data.sampler,
         model.clipped_gradient(spec),
@@ -165,9 +162,17 @@ def make_mechanism(model: Model, compiled: Compiled, data: Data) -> Mechanism:
         neighboring_relation=target.neighboring_relation,
         accountant=target.accountant,
         randomness=target.randomness or "",
-        unsafe_loss=target.unsafe_training_metrics or nothing_private,
+        unsafe_loss=target.unsafe_training_metrics or _is_exact(model, compiled),
         person=data.records.person,
     )
+
+
+def _is_exact(model: Model, compiled: Compiled) -> bool:
+    """Returns whether fits have neither noise nor clip, as of simulated records: losses are shown.
+
+    See `Mechanism.non_private`.
+    """
+    return compiled.target.noise == 0.0 and bool(model.clip.is_off)
 
 
 @contextlib.contextmanager
@@ -207,9 +212,7 @@ def private_fit(
             if compiled.steps_per_execution_is_set
             else min(_STEPS_PER_CALL, data.steps_per_epoch)
         )
-        run, initial_epoch = _begin(
-            model, state, compiled, data, (epochs.start, epochs.stop), backup, per_call
-        )
+        run, initial_epoch = _begin(model, state, compiled, data, epochs, backup, per_call)
         account.inputs = input_specs(data.records)
         account.num_records = data.num_records
         account.num_records_declared = declared
@@ -243,13 +246,13 @@ def _begin(
     state: State,
     compiled: Compiled,
     data: Data,
-    epochs: tuple[int, int],
+    epochs: range,
     backup: PrivateBackupAndRestore | None,
     per_call: int,
 ) -> tuple[PrivateFit | None, int]:
     """Returns the prepared fit and its first epoch; None if a resumed fit is complete."""
     account, target = state.account, compiled.target
-    initial_epoch, last_epoch = epochs
+    initial_epoch = epochs.start
     workers = Workers(model.distribute_strategy)
     check_precision(model, model.learned_variables())
     mechanism = make_mechanism(model, compiled, data)
@@ -263,19 +266,13 @@ def _begin(
         variables = saving.variables_of(model)
         seeded = state.seed is not None
         resumed = Checkpoint(backup, model.optimizer, variables, account, target, seeded=seeded)
-        initial_epoch = resumed.first_epoch(initial_epoch, last_epoch)
-    planned = (last_epoch - initial_epoch) * data.steps_per_epoch
+        initial_epoch = resumed.first_epoch(epochs.start, epochs.stop)
+    planned = (epochs.stop - initial_epoch) * data.steps_per_epoch
     if planned:
         model.before_fit(planned)
     compiled.steps.begin(model.learned_variables(), planned, mechanism.gradient.gains_from_xla)
-    public = (
-        target,
-        state.seed,
-        mechanism.plan(planned).to_json(),
-        data.sampler.identity,
-        model.clip,
-    )
-    weights = saving.variables_of(model)
+    plan, weights = mechanism.plan(planned), saving.variables_of(model)
+    public = (target, state.seed, plan.to_json(), data.sampler.identity, model.clip)
     workers.check_same(*public, arrays=lambda: [variable.numpy() for variable in weights])
 
     def noise_and_steps() -> tuple[float, float]:
@@ -294,8 +291,7 @@ def _begin(
         if resumed is None or resumed.held is None:
             raise BudgetExhaustedError(
                 f"budget: epsilon, delta = {account.ledger.budget} of the ledger allows no further "
-                "release of this plan.\nRaise "
-                "it with ledger.set_budget, or use more noise."
+                "release of this plan.\nRaise it with ledger.set_budget, or use more noise."
             )
         account.plan = mechanism.plan(planned)
         resumed.end(planned)
@@ -378,21 +374,6 @@ def unsafe_validation(model: Model, state: State, is_unsafe: bool) -> Iterator[N
     finally:
         state.unsafe_validation = False
         model.test_function = None
-
-
-@contextlib.contextmanager
-def guarded(model: Model, state: State, run: PrivateFit, is_unsafe: bool) -> Iterator[None]:
-    """Marks unsafe validation values, and names workers that are lost in a fit.
-
-    Args:
-      model: As for `unsafe_validation`.
-      state: As for `unsafe_validation`.
-      run: The fit.
-      is_unsafe: As for `unsafe_validation`.
-    """
-    workers = Workers(model.distribute_strategy)
-    with unsafe_validation(model, state, is_unsafe), workers.naming_lost(run.spent):
-        yield
 
 
 def complete_history(model: Model, epochs: int) -> keras.callbacks.History:

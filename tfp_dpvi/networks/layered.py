@@ -30,11 +30,11 @@ class _Checks:
 
     Attributes:
       always_xla: Whether `compile` asked for XLA.
-      results: The layers' gradients for each kind of records, the latest last.
+      results: The layers' gradients by the kind of records, the latest kind last.
     """
 
     always_xla: bool = False
-    results: list[tuple[Hashable, LayerGradients | None]] = dataclasses.field(default_factory=list)
+    results: dict[Hashable, LayerGradients | None] = dataclasses.field(default_factory=dict)
 
 
 class LayeredModel(base.DPModel):
@@ -162,7 +162,7 @@ class LayeredModel(base.DPModel):
             raise RuntimeError(
                 "The layers have not been checked since compile: call make_data again."
             )
-        return self._checks.results[-1][1]
+        return next(reversed(self._checks.results.values()))
 
     def check_records(self, records: Records) -> None:
         """Checks the layers on synthetic records before privacy is spent.
@@ -177,6 +177,6 @@ class LayeredModel(base.DPModel):
         shapes = tf.nest.map_structure(lambda part: (part.shape, part.dtype), batch)
         identity = (repr(shapes), self.loss_settings)
         results = self._checks.results
-        results.sort(key=lambda result: result[0] == identity)
-        if not results or results[-1][0] != identity:
-            results.append((identity, self.check_layers(batch)))
+        results[identity] = (
+            results.pop(identity) if identity in results else self.check_layers(batch)
+        )

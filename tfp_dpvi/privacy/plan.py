@@ -244,12 +244,7 @@ class PrivacyPlan:
           prior_events: The events of earlier releases.
         """
         epsilon, delta = check.epsilon(epsilon), check.delta(delta)
-        spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
-        if spent >= epsilon:
-            raise BudgetExhaustedError(
-                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
-                "before; this call spent no privacy."
-            )
+        spent = self._spent_before(prior_events, epsilon, delta)
         guess = self._guess(epsilon - spent, delta)
 
         def epsilon_of(z: float) -> float:
@@ -257,6 +252,16 @@ class PrivacyPlan:
 
         smallest = calibration.smallest_noise_multiplier(epsilon_of, epsilon, spent, guess)
         return self.replace(noise_multiplier=smallest)
+
+    def _spent_before(self, prior_events: Sequence[DpEvent], epsilon: float, delta: float) -> float:
+        """Returns epsilon of earlier releases; raises if these have used up a budget."""
+        spent = self.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
+        if spent >= epsilon:
+            raise BudgetExhaustedError(
+                f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
+                "before; this call spent no privacy."
+            )
+        return spent
 
     def for_share(self, share: float) -> "PrivacyPlan":
         """Returns this plan with the noise of a share of a budget, up to a common factor.
@@ -471,13 +476,7 @@ def calibrate_together(
         raise ValueError(
             "plans must have noise, one neighboring relation and one accountant; pass at least one."
         )
-    first = plans[0]
-    spent = first.replace(num_releases=0).epsilon(delta, prior_events) if prior_events else 0.0
-    if spent >= epsilon:
-        raise BudgetExhaustedError(
-            f"epsilon={epsilon:.6g} at delta={delta:g} is used up: {spent:.6g} was spent "
-            "before; this call spent no privacy."
-        )
+    spent = plans[0]._spent_before(prior_events, epsilon, delta)
 
     def with_factor(factor: float) -> list[PrivacyPlan]:
         return [plan.replace(noise_multiplier=factor * plan.noise_multiplier) for plan in plans]

@@ -236,6 +236,12 @@ class Design:
                 'missing="indicator", or fill them by a public rule and describe them without '
                 "missing=True."
             )
+        for name in self._incomplete:
+            if MISSING_LEVEL in getattr(self.schema.columns[name], "categories", ()):
+                raise ValueError(
+                    f"column {name!r} has the category {MISSING_LEVEL!r}, which missing values "
+                    "would be: rename it, or make missing values it and leave out missing=True."
+                )
 
     # ------------------------------------------------------------------ tables
 
@@ -439,6 +445,12 @@ class Design:
         environment = self._matrices.response.term.term.components[0].env
         with _private(self.formula), np.errstate(all="ignore"):
             return np.asarray(self._response.eval(frame, environment), np.float64)
+
+    @property
+    def covariates(self) -> dict[str, Column]:
+        """The columns that predictions read: all but those of the outcome and its limits."""
+        hidden = (self.outcome, self.limit_column)
+        return {name: column for name, column in self.schema.columns.items() if name not in hidden}
 
     @property
     def outcome_text(self) -> str:

@@ -16,7 +16,7 @@ from tfp_dpvi.regressions.censored import Censored
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Normal, Outcome
 
 NUM_POINTS = 15
-"""The values of a person's intercept over which it is summed out."""
+"""How many values a person's intercept is summed out over."""
 
 INTERCEPT_SD = 2.5
 """The default prior's standard deviation of an intercept, on the model's scale."""
@@ -85,13 +85,18 @@ class Layout:
         return [place for place, size in enumerate(self.group_sizes) for _ in range(size)]
 
 
+def standard_intercepts() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the values of a standard normal intercept that sum it out, and their weights."""
+    points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+    return points, weights / weights.sum()
+
+
 def make_prior(
     family: str,
     outcome: dict[str, Any],
     layout: dict[str, Any],
     coefficients: Sequence[Sequence[Any]],
     intercept: Sequence[Any],
-    auxiliary: float = 1.0,
 ) -> tfd.Distribution:
     """Returns the prior of a regression's parameters, on the model's scale.
 
@@ -101,26 +106,27 @@ def make_prior(
       layout: Fields of `Layout`.
       coefficients: Mean and standard deviation of each coefficient.
       intercept: Those of the intercept, or of the first threshold.
-      auxiliary: Scale of the prior of group effects' standard deviations, and of the residual's.
     """
     columns = Layout(**{**layout, "group_sizes": tuple(layout["group_sizes"])})
-    blocks = outcome["levels"] - 1 if family == "categorical" else 1
+    enters = Outcome(**outcome)
     parts: dict[str, Any] = {}
     if columns.num_common:
-        means, deviations = np.tile(np.array(coefficients, np.float32), [blocks, 1]).T
+        means, deviations = np.tile(np.array(coefficients, np.float32), [enters.blocks, 1]).T
         parts["coefficients"] = _independent(tfd.Normal(means, deviations))
     if family == "ordinal":
         parts["threshold"] = tfd.Normal(*np.asarray(intercept, np.float32))
     elif columns.has_intercept:
         normal = tfd.Normal(*np.asarray(intercept, np.float32))
-        parts["intercept"] = tfd.Sample(normal, blocks) if family == "categorical" else normal
-    parts.update(FAMILIES[family].own(Outcome(**outcome), auxiliary))
+        parts["intercept"] = (
+            tfd.Sample(normal, enters.blocks) if family == "categorical" else normal
+        )
+    parts.update(FAMILIES[family].own(enters))
     if columns.unit:
-        parts["unit_sd"] = tfd.HalfNormal(np.float32(auxiliary))
+        parts["unit_sd"] = tfd.HalfNormal(np.float32(1.0))
     if columns.group_sizes:
         num = len(columns.group_sizes)
         index = columns.group_index
-        parts["group_sd"] = _independent(tfd.HalfNormal(np.full(num, auxiliary, np.float32)))
+        parts["group_sd"] = _independent(tfd.HalfNormal(np.ones(num, np.float32)))
         parts["group"] = lambda group_sd: _independent(
             tfd.Normal(np.float32(0.0), tf.gather(group_sd, index, axis=-1))
         )
@@ -151,10 +157,9 @@ def likelihood(
     num = layout["num_common"]
     kind, enters = FAMILIES[family], Outcome(**outcome)
     if family == "categorical":
-        blocks = enters.levels - 1
-        logits = tf.zeros([tf.shape(x)[0], blocks], x.dtype) + x[:, num : num + 1]
+        logits = tf.zeros([tf.shape(x)[0], enters.blocks], x.dtype) + x[:, num : num + 1]
         if num:
-            matrix = tf.reshape(params["coefficients"], [blocks, num])
+            matrix = tf.reshape(params["coefficients"], [enters.blocks, num])
             logits += tf.linalg.matmul(x[:, :num], matrix, transpose_b=True)
         if layout["has_intercept"]:
             logits += params["intercept"]

@@ -232,8 +232,19 @@ def described(
     if family == "categorical" and (design.groups or has_unit_effect):
         raise ValueError('family="categorical" has no group effects: use common ones, + g.')
     parts = _parts(design, family, priors or {}, unit or "" if has_unit_effect else "")
+    _check_names(design, parts)
     _check_size(parts)
     return design, parts
+
+
+def _check_names(design: Design, parts: Parts) -> None:
+    """Raises if a table of the result would have two rows of one name."""
+    for name in (*design.covariates, *design.labels):
+        if name in ("Intercept", *parts.own_names):
+            raise ValueError(
+                f"formula has the column {name!r}, and family={parts.family!r} a parameter of this "
+                "name: rename the column."
+            )
 
 
 def _check_limit(design: Design, family: str) -> None:

@@ -48,6 +48,11 @@ class Outcome:
     scale: float = 1.0
     cuts: tuple[float, ...] = ()
 
+    @property
+    def blocks(self) -> int:
+        """The number of scores of a record: of categories, one for each level but the first."""
+        return self.levels - 1 if self.family == "categorical" else 1
+
 
 class Family(abc.ABC):
     """A kind of outcomes, and their distribution given a linear score.
@@ -100,14 +105,13 @@ class Family(abc.ABC):
         del column, scale
         return Outcome(self.name, location=float(np.log(max(location, 1e-30))))
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """Returns the priors of the parameters that are not the score's.
 
         Args:
           outcome: How the outcome enters.
-          auxiliary: The scale of the prior of a residual's standard deviation.
         """
-        del outcome, auxiliary
+        del outcome
         return {}
 
     def num_own(self, outcome: Outcome) -> int:
@@ -116,7 +120,7 @@ class Family(abc.ABC):
         Args:
           outcome: How the outcome enters.
         """
-        priors = self.own(outcome, 1.0).values()
+        priors = self.own(outcome).values()
         return sum(int(np.prod(prior.event_shape.as_list())) for prior in priors)
 
     @abc.abstractmethod
@@ -197,9 +201,9 @@ class _Counts(Family):
 class _Dispersed(_Counts):
     """Counts whose variance is mean + alpha mean^2."""
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
-        del outcome, auxiliary
+        del outcome
         return {"alpha": _lognormal()}
 
     def choices(self, unit: float) -> list[str]:
@@ -227,10 +231,10 @@ class Normal(Family):
         del column
         return Outcome(self.name, location=location, scale=scale)
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
         del outcome
-        return {"sigma": tfd.HalfNormal(np.float32(auxiliary))}
+        return {"sigma": tfd.HalfNormal(np.float32(1.0))}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
         """See `Family.distribution`."""
@@ -253,10 +257,10 @@ class Student(Normal):
     remedy = "model the logarithm, np.log1p(outcome), or add terms"
     can_be_censored = False
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
         nu = tfd.Gamma(np.float32(2.0), np.float32(0.1))
-        return {**super().own(outcome, auxiliary), "nu": nu}
+        return {**super().own(outcome), "nu": nu}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
         """See `Family.distribution`."""
@@ -274,10 +278,10 @@ class LogNormal(_Positive):
     name = "lognormal"
     link = "identity of the mean logarithm"
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
         del outcome
-        return {"sigma": tfd.HalfNormal(np.float32(auxiliary))}
+        return {"sigma": tfd.HalfNormal(np.float32(1.0))}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
         """See `Family.distribution`."""
@@ -295,9 +299,9 @@ class Gamma(_Positive):
 
     name = "gamma"
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
-        del outcome, auxiliary
+        del outcome
         return {"alpha": _lognormal()}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
@@ -352,9 +356,9 @@ class Beta(Family):
         del column, scale
         return Outcome(self.name, location=float(np.log(location / (1.0 - location))))
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
-        del outcome, auxiliary
+        del outcome
         return {"kappa": tfd.Gamma(np.float32(2.0), np.float32(0.1))}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
@@ -457,9 +461,9 @@ class ZeroInflatedPoisson(_Counts):
     link = "log of the mean of the counts that are not 0 by inflation"
     remedy = 'try family="zero_inflated_negative_binomial", or add terms'
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
-        return {**super().own(outcome, auxiliary), **_zero()}
+        return {**super().own(outcome), **_zero()}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
         """See `Family.distribution`."""
@@ -481,9 +485,9 @@ class ZeroInflatedNegativeBinomial(_Dispersed):
     link = ZeroInflatedPoisson.link
     remedy = "add terms"
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`."""
-        return {**super().own(outcome, auxiliary), **_zero()}
+        return {**super().own(outcome), **_zero()}
 
     def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
         """See `Family.distribution`."""
@@ -560,9 +564,8 @@ class Ordinal(Family):
         cuts = tuple(float(cut) for cut in np.log(below / (1.0 - below)))
         return Outcome(self.name, levels=len(shares), location=cuts[0], cuts=cuts)
 
-    def own(self, outcome: Outcome, auxiliary: float) -> dict[str, tfd.Distribution]:
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
         """See `Family.own`: the distances of thresholds; the first one is as an intercept."""
-        del auxiliary
         if outcome.levels <= 2:
             return {}
         gaps = np.log(np.diff(np.array(outcome.cuts, np.float32)))

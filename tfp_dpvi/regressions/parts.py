@@ -48,6 +48,12 @@ class Parts:
         return FAMILIES[self.family]
 
     @property
+    def own_names(self) -> list[str]:
+        """The names of the parameters that the family's distribution has besides its score."""
+        thresholds = ["threshold"] if self.family == "ordinal" else []
+        return [*self.kind.own(self.outcome), *thresholds]
+
+    @property
     def base(self) -> float:
         """The number that the model subtracts from an outcome: 0 if it is not scaled."""
         return self.outcome.location if self.kind.is_scaled else 0.0
@@ -72,12 +78,11 @@ class Parts:
     @property
     def num_coefficients(self) -> int:
         """The number of parameters that the likelihood reads."""
-        layout, levels = self.layout, self.outcome.levels
-        if self.family == "categorical":
-            return (levels - 1) * (layout.num_common + layout.has_intercept)
+        layout = self.layout
         # The first threshold of an ordinal outcome is an intercept.
         own = self.kind.num_own(self.outcome) + (self.family == "ordinal")
-        return layout.num_common + layout.has_intercept + sum(layout.group_sizes) + own
+        common = self.outcome.blocks * (layout.num_common + layout.has_intercept)
+        return common + sum(layout.group_sizes) + own
 
     def inputs(self, rows: Rows) -> np.ndarray:
         """Returns the model's inputs, float32 [n, columns].
@@ -99,18 +104,13 @@ class Parts:
           design: The design.
         """
         unit = self.outcome.scale
-        num = self.layout.num_common
-        blocks = self.outcome.levels - 1 if self.family == "categorical" else 1
+        num, blocks = self.layout.num_common, self.outcome.blocks
         size = len(next(iter(draws.values())))
         scaled = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
         slopes = scaled * unit / np.array(self.scale)
         shift = slopes @ np.array(self.location)
         named: dict[str, np.ndarray] = {}
-        names = [""]
-        if self.family == "categorical":
-            levels = outcome_levels(design.schema.columns[design.outcome])
-            names = [f"{level}: " for level in levels[1:]]
-        for block, start in enumerate(names):
+        for block, start in enumerate(self._starts(design)):
             if self.layout.has_intercept:
                 intercept = draws["intercept"].reshape(size, blocks)[:, block] * unit
                 named[f"{start}Intercept"] = self.base + intercept - shift[:, block]
@@ -122,7 +122,7 @@ class Parts:
             for place in range(len(levels) - 1):
                 cut = draws["threshold"] + gaps[:, :place].sum(axis=1) + shift[:, 0]
                 named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
-        own = {name: draws[name] for name in self.kind.own(self.outcome, 1.0)}
+        own = {name: draws[name] for name in self.kind.own(self.outcome)}
         named.update(self.kind.in_units(own, unit))
         first = 0
         for place, group in enumerate(design.groups):
@@ -134,6 +134,13 @@ class Parts:
             named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit
         return named
 
+    def _starts(self, design: Design) -> list[str]:
+        """Returns what names of coefficients start with: of categories each level but the first."""
+        if self.family != "categorical":
+            return [""]
+        levels = outcome_levels(design.schema.columns[design.outcome])
+        return [f"{level}: " for level in levels[1:]]
+
     def names_of_model(self, design: Design) -> dict[str, str]:
         """Returns, by the names in the user's units, the names of the model's parameters.
 
@@ -141,22 +148,18 @@ class Parts:
           design: The design.
         """
         num = self.layout.num_common
-        found: dict[str, str] = {}
-        starts = [""]
-        if self.family == "categorical":
-            levels = outcome_levels(design.schema.columns[design.outcome])
-            starts = [f"{level}: " for level in levels[1:]]
-        for block, start in enumerate(starts):
+        names: dict[str, str] = {}
+        for block, start in enumerate(self._starts(design)):
             entry = f"[{block}]" if self.family == "categorical" else ""
-            found[f"{start}Intercept"] = f"intercept{entry}"
+            names[f"{start}Intercept"] = f"intercept{entry}"
             for place, label in enumerate(design.labels):
-                found[f"{start}{label}"] = f"coefficients[{block * num + place}]"
+                names[f"{start}{label}"] = f"coefficients[{block * num + place}]"
         first = 0
         for place, group in enumerate(design.groups):
-            found[f"sd({group.name})"] = f"group_sd[{place}]"
+            names[f"sd({group.name})"] = f"group_sd[{place}]"
             for number, label in enumerate(group.labels):
-                found[label] = f"group[{first + number}]"
+                names[label] = f"group[{first + number}]"
             first += len(group.labels)
         if self.layout.unit:
-            found[f"sd(1|{self.layout.unit})"] = "unit_sd"
-        return {**found, **{name: name for name in self.kind.own(self.outcome, 1.0)}}
+            names[f"sd(1|{self.layout.unit})"] = "unit_sd"
+        return {**names, **{name: name for name in self.kind.own(self.outcome)}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40
 
 
-def forest(posterior: Mapping[str, np.ndarray], outcome: str, ax: Any = None) -> Any:
+def forest(
+    posterior: Mapping[str, np.ndarray], outcome: str, ax: Any = None, hidden: Collection[str] = ()
+) -> Any:
     """Draws the 94 % and 50 % intervals of coefficients, each in its own units.
 
     Args:
       posterior: Draws by the names of coefficients.
       outcome: The outcome, for the label.
       ax: Axes, or None for new ones.
+      hidden: Names to leave out, unless that leaves nothing.
     """
     import matplotlib.pyplot as plt
 
-    skipped = ("Intercept", "sigma", "alpha")
-    names = [name for name in posterior if not name.endswith(skipped)][:_MOST_ROWS]
+    names = [name for name in posterior if name not in hidden][:_MOST_ROWS]
     names = names or list(posterior)
     ax = ax or plt.subplots(figsize=(6.5, 0.6 + 0.3 * len(names)), layout="constrained")[1]
     for place, name in enumerate(reversed(names)):

@@ -16,6 +16,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi import export
+from tfp_dpvi.bayes import inference_data
 from tfp_dpvi.checking import CheckTable, PrivateChecks
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
@@ -24,7 +25,7 @@ from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows
-from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels
+from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels, standard_intercepts
 from tfp_dpvi.regressions.outcomes import Outcome, predicted
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.population import (
@@ -84,6 +85,11 @@ class Regression:
         return {name: np.asarray(part, np.float64) for name, part in dict(draws).items()}
 
     @functools.cached_property
+    def _few_draws(self) -> dict[str, np.ndarray]:
+        """The draws that predictions and exports are made of."""
+        return {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+
+    @functools.cached_property
     def draws(self) -> dict[str, np.ndarray]:
         """Posterior draws of coefficients in the units of the formula, each of shape [4000]."""
         return self.parts.in_units(self._draws, self.design)
@@ -129,8 +135,7 @@ class Regression:
         for name, draws in self.draws.items():
             low, high = np.quantile(draws, [tail, 1.0 - tail])
             share = shares.get(inner.get(name, ""), (np.nan,) * 3)
-            ends = {f"hdi_{100 * tail:g}%": low, f"hdi_{100 * (1 - tail):g}%": high}
-            ends = {key.replace("hdi", "eti"): value for key, value in ends.items()}
+            ends = {f"eti_{100 * tail:g}%": low, f"eti_{100 * (1 - tail):g}%": high}
             named = dict(zip(_SHARES, share, strict=True))
             rows[name] = {"mean": draws.mean(), "sd": draws.std(), **ends, **named}
         return pandas.DataFrame.from_dict(rows, orient="index")
@@ -138,60 +143,72 @@ class Regression:
     def choices(self) -> list[str]:
         """Returns each choice that was made, as sentences."""
         parts, design = self.parts, self.design
-        found = [f"family {parts.family}, link {parts.kind.link}"]
+        sentences = [f"family {parts.family}, link {parts.kind.link}"]
         if parts.kind.is_scaled:
-            found.append(
+            sentences.append(
                 f"outcome scaled by the schema: ({design.outcome_text} - "
                 f"{parts.outcome.location:.4g}) / {parts.outcome.scale:.4g}"
             )
-        where = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
-        unit = parts.outcome.scale
-        for label, location, scale, (mean, deviation) in where:
-            prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
-            scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
-            found.append(f"prior of {label}: {prior}{scaled}")
-        mean, deviation = parts.intercept
-        if parts.family == "ordinal":
-            found.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
-        elif parts.layout.has_intercept:
-            found.append(
-                f"prior of the intercept at typical covariates: normal("
-                f"{parts.base + mean * unit:.3g}, {deviation * unit:.3g})"
-            )
+        sentences += self._priors_of_coefficients()
         trials = design.schema.columns.get(str(design.trials))
         if isinstance(trials, Numeric):
-            found.append(
+            sentences.append(
                 f"trials: {design.trials}, at most {trials.upper:g}, given and not modelled"
             )
         if design.limit is not None:
-            found.append(design.limit.in_words)
-        found += parts.kind.choices(unit)
-        found += [f"prior of sd({group.name}): halfnormal({unit:.3g})" for group in design.groups]
+            sentences.append(design.limit.in_words)
+        sentences += self._priors_of_scales()
         if parts.measured:
-            found.append(
+            sentences.append(
                 f"typical values of {', '.join(parts.measured)}: released from the records for "
                 f"{parts.share:.0%} of epsilon and delta"
             )
         if parts.weights:
-            found.append(
+            sentences.append(
                 f"weights: {parts.weights}, at most {parts.max_weight:g}; the estimates are those "
                 "of the same regression on the whole population"
             )
-            found += self._posterior_summary.checks.notes if self._posterior_summary.checks else []
-        if parts.layout.unit:
-            found.append(f"prior of sd(1|{parts.layout.unit}): halfnormal({unit:.3g})")
+            checks = self._posterior_summary.checks
+            sentences += checks.notes if checks else []
         plan = self.model.privacy_account.plan
         person = None if plan is None else plan.person
         if person is not None:
-            found.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
-        if person is not None and not parts.layout.unit:
-            found.append("rows of a person: independent given the covariates")
+            sentences.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
+            if not parts.layout.unit:
+                sentences.append("rows of a person: independent given the covariates")
         if design.missing is not None:
-            found.append("missing covariates: typical value and an indicator")
+            sentences.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
-            found.append("numbers outside of their bounds: clipped to them")
-        found.append("public inputs: invented records of the schema, columns independent")
-        return found
+            sentences.append("numbers outside of their bounds: clipped to them")
+        return [*sentences, "public inputs: invented records of the schema, columns independent"]
+
+    def _priors_of_coefficients(self) -> list[str]:
+        parts, design = self.parts, self.design
+        unit = parts.outcome.scale
+        sentences = []
+        columns = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
+        for label, location, scale, (mean, deviation) in columns:
+            prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
+            scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
+            sentences.append(f"prior of {label}: {prior}{scaled}")
+        mean, deviation = parts.intercept
+        if parts.family == "ordinal":
+            sentences.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
+        elif parts.layout.has_intercept:
+            sentences.append(
+                f"prior of the intercept at typical covariates: normal("
+                f"{parts.base + mean * unit:.3g}, {deviation * unit:.3g})"
+            )
+        return sentences
+
+    def _priors_of_scales(self) -> list[str]:
+        """Returns the priors of the family's own parameters and of effects' deviations."""
+        names = [group.name for group in self.design.groups]
+        if self.parts.layout.unit:
+            names.append(f"1|{self.parts.layout.unit}")
+        unit = self.parts.outcome.scale
+        effects = [f"prior of sd({name}): halfnormal({unit:.3g})" for name in names]
+        return [*self.parts.kind.choices(unit), *effects]
 
     def report(self) -> str:
         """Returns the privacy report, the schema, every choice and the warnings, as text."""
@@ -337,10 +354,9 @@ class Regression:
     def _score(self, rows: Rows) -> np.ndarray:
         """Returns draws of the linear predictor on the model's scale, [S, n] or [S, n, blocks]."""
         inputs = self.parts.inputs(rows).astype(np.float64)
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
-        num, layout = self.parts.layout.num_common, self.parts.layout
+        draws, layout = self._few_draws, self.parts.layout
+        num, blocks = layout.num_common, self.parts.outcome.blocks
         offset = inputs[:, num]
-        blocks = self.parts.outcome.levels - 1 if self.parts.family == "categorical" else 1
         size = len(next(iter(draws.values())))
         slopes = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
         score = np.einsum("sbp,np->snb", slopes, inputs[:, :num]) + offset[None, :, None]
@@ -352,25 +368,20 @@ class Regression:
 
     def _own(self) -> dict[str, np.ndarray]:
         """Returns draws of what a family's distribution has besides scores."""
-        names = [*self.parts.kind.own(self.parts.outcome, 1.0)]
-        names += ["threshold"] if self.parts.family == "ordinal" else []
-        return {name: self._draws[name][:_NUM_PREDICTIVE] for name in names}
+        return {name: self._few_draws[name] for name in self.parts.own_names}
 
     def _predicted(self, rows: Rows, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns draws of expected outcomes (or probabilities) and of outcomes."""
         parts, outcome = self.parts, self.parts.outcome
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         own, scores = self._own(), self._score(rows)
         trials = rows.trials[:, 0] if parts.layout.has_trials else None
         if not parts.layout.unit:
             return predicted(parts.kind, scores, own, outcome, seed, trials)
         # Of persons who are not known: over the intercepts that they may have.
-        sd = draws["unit_sd"][:, None, None]
-        points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
-        weighted = zip(points, weights / weights.sum(), strict=True)
+        sd = self._few_draws["unit_sd"][:, None, None]
         mean = sum(
             weight * predicted(parts.kind, scores + sd * point, own, outcome, seed, trials)[0]
-            for point, weight in weighted
+            for point, weight in zip(*standard_intercepts(), strict=True)
         )
         drawn = scores + sd * np.random.default_rng(seed).normal(size=scores.shape)
         return np.asarray(mean), predicted(parts.kind, drawn, own, outcome, seed, trials)[1]
@@ -432,13 +443,13 @@ class Regression:
 
         Persons with intercepts of their own fall into classes of these, as many as quadrature has.
         """
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
+        draws = self._few_draws
         scores, numbers = self._score(rows), strata.counts
         if self.parts.layout.unit:
-            points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
+            points, weights = standard_intercepts()
             shape = (len(scores), len(numbers))
             whole = np.broadcast_to(numbers, shape).astype(np.int64)
-            numbers = generator.multinomial(whole, weights / weights.sum()).reshape(shape[0], -1)
+            numbers = generator.multinomial(whole, weights).reshape(shape[0], -1)
             intercepts = draws["unit_sd"][:, None, None, None] * points
             scores = (scores[..., None] + intercepts).swapaxes(2, 3)
             scores = scores.reshape(shape[0], -1, scores.shape[3])
@@ -474,25 +485,22 @@ class Regression:
         Raises:
           ValueError: A name is no covariate, or a value of `at` is not allowed by the schema.
         """
-        design = self.design
-        hidden = (design.outcome, design.limit_column)
-        known = [each for each in design.schema.names if each not in hidden]
-        if name not in known:
-            raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(known)}.")
+        others = self.design.covariates
+        if name not in others:
+            raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(others)}.")
+        column = others.pop(name)
         fixed = dict(at or {})
-        others = [each for each in known if each != name]
         if unknown := [each for each in fixed if each not in others]:
             raise ValueError(
                 f"at has {unknown}, which are no other covariates: use {', '.join(others)}."
             )
-        column = design.schema.columns[name]
         values: Any
         if isinstance(column, Numeric):
             values = np.linspace(column.lower, column.upper, num)
             values = np.unique(np.round(values)) if column.step else values
         else:
             values = column.values(np.arange(column.num_levels), np.random.default_rng(0))
-        records = {other: _typical(design.schema.columns[other], len(values)) for other in others}
+        records = {other: _typical(each, len(values)) for other, each in others.items()}
         for other, value in fixed.items():
             records[other] = np.full(len(values), value)
         records[name] = values
@@ -512,17 +520,18 @@ class Regression:
         """
         outcome = self.design.outcome_text
         if name is None:
-            return plots.forest(self.draws, outcome, ax)
+            inner = self.parts.names_of_model(self.design)
+            beside = ("intercept", *self.parts.own_names)
+            hidden = [each for each, of in inner.items() if of.partition("[")[0] in beside]
+            return plots.forest(self.draws, outcome, ax, hidden)
         return plots.effect(self.effects(name), self.design.schema.columns[name], outcome, ax)
 
     # ------------------------------------------------------------------ other forms
 
     def to_inference_data(self) -> Any:
         """Returns ArviZ's data of the coefficients in the units of the formula (extra `arviz`)."""
-        import arviz
-
         chains = {name: draws.reshape(4, -1) for name, draws in self.draws.items()}
-        return arviz.from_dict(posterior=chains)
+        return inference_data.from_groups(inference_data.import_arviz(), {"posterior": chains})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the regression with its model and ledger to one file, a zip archive.
@@ -576,10 +585,9 @@ class Regression:
         record, identifier, ledger or key, and not the data set's name.
         """
         level = check.probability("level", level)
-        draws = {name: part[:_NUM_PREDICTIVE] for name, part in self._draws.items()}
         export.write(
             path,
-            [predict_signature(self.design, self.parts, draws, level)],
+            [predict_signature(self.design, self.parts, self._few_draws, level)],
             self.model.privacy_report(),
             title=self._heading(),
             overwrite=overwrite,

@@ -12,7 +12,7 @@ from tfp_dpvi.data import Binary, Categorical, Column, Integer
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.regressions.design import MOST_LEVELS, Design
-from tfp_dpvi.regressions.families import NUM_POINTS, outcome_levels
+from tfp_dpvi.regressions.families import outcome_levels, standard_intercepts
 from tfp_dpvi.regressions.outcomes import expected
 from tfp_dpvi.regressions.parts import Parts
 
@@ -44,10 +44,7 @@ def predict_signature(
     Raises:
       ValueError: A term of the formula is none that TensorFlow alone computes.
     """
-    hidden = (design.outcome, design.limit_column)
-    covariates = {
-        name: column for name, column in design.schema.columns.items() if name not in hidden
-    }
+    covariates = design.covariates
     _check_covariates(covariates, design)
     common = [_product(label, covariates) for label in design.labels]
     groups = [
@@ -230,7 +227,7 @@ def _scores(
 ) -> tf.Tensor:
     """Returns draws of linear scores on the model's scale, float64 [S, n, blocks]."""
     layout, size = parts.layout, next(iter(draws.values())).shape[0]
-    blocks = parts.outcome.levels - 1 if parts.family == "categorical" else 1
+    blocks = parts.outcome.blocks
     # Rounded as the inputs of the fit are.
     inputs = tf.cast((common - np.array(parts.location)) / np.array(parts.scale), tf.float32)
     scores = tf.zeros([size, tf.shape(common)[0], blocks], tf.float64)
@@ -254,16 +251,13 @@ def _expected(
 
     Those of persons with an intercept each are of a person who is not known.
     """
-    names = [*parts.kind.own(parts.outcome, 1.0)]
-    names += ["threshold"] if parts.family == "ordinal" else []
-    own = {name: tf.convert_to_tensor(draws[name]) for name in names}
+    own = {name: tf.convert_to_tensor(draws[name]) for name in parts.own_names}
     if trials is not None:
         trials = tf.cast(tf.broadcast_to(trials, tf.shape(scores)[1:2]), tf.float64)
     if not parts.layout.unit:
         return expected(parts.kind, scores, own, parts.outcome, trials)
-    points, weights = np.polynomial.hermite_e.hermegauss(NUM_POINTS)
     total = tf.zeros([], tf.float64)
-    for point, weight in zip(points, weights / weights.sum(), strict=True):
+    for point, weight in zip(*standard_intercepts(), strict=True):
         shifted = scores + (draws["unit_sd"] * point)[:, None, None]
         total += weight * expected(parts.kind, shifted, own, parts.outcome, trials)
     return total

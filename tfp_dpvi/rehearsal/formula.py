@@ -117,7 +117,7 @@ def rehearse_regression(
     prior = make_prior(**parts.prior)
     model = BayesianModel(prior, functools.partial(likelihood, **parts.likelihood))
     draw = Truth(prior, None if truth is None else _on_model_scale(truth, design, parts))
-    names = tuple(parts.in_units(_arrays(prior.sample(1, seed=_seed(0))), design))
+    names = _names_in_units(design, parts)
 
     def named(draws: Structure) -> np.ndarray:
         in_units = parts.in_units(_arrays(draws), design)
@@ -148,12 +148,14 @@ def rehearse_regression(
     return run(subject, plan, path, verbose)
 
 
+def _names_in_units(design: Design, parts: Parts) -> tuple[str, ...]:
+    """Returns the names of all numbers that a regression reports."""
+    example = make_prior(**parts.prior).sample(1, seed=tf.constant([0, 1], tf.int32))
+    return tuple(parts.in_units(_arrays(example), design))
+
+
 def _arrays(draws: Structure) -> dict[str, np.ndarray]:
     return {name: np.asarray(part, np.float64) for name, part in dict(draws).items()}
-
-
-def _seed(number: int) -> tf.Tensor:
-    return tf.constant([number, 1], tf.int32)
 
 
 def _rows_of(data: TableData, design: Design, parts: Parts) -> Inputs:
@@ -198,9 +200,7 @@ def _on_model_scale(
     Raises:
       ValueError: A name is unknown, or a value is no finite number.
     """
-    names = parts.names_of_model(design)
-    prior = make_prior(**parts.prior)
-    known = list(parts.in_units(_arrays(prior.sample(1, seed=_seed(0))), design))
+    names, known = parts.names_of_model(design), _names_in_units(design, parts)
     if not isinstance(truth, Mapping) or not truth:
         raise ValueError("truth must be a dict such as {'age': 0.02}, or None.")
     if unknown := [name for name in truth if name not in known]:
@@ -261,18 +261,17 @@ def _set_thresholds(given: dict[str, np.ndarray], cuts: list[float | None], shif
 def _typical(parts: Parts) -> dict[str, np.ndarray]:
     """Returns parameters that a truth need not name, on the model's scale."""
     layout, outcome = parts.layout, parts.outcome
-    blocks = outcome.levels - 1 if parts.family == "categorical" else 1
     given: dict[str, np.ndarray] = {}
     if layout.num_common:
         means = np.array([mean for mean, _ in parts.coefficients], np.float64)
-        given["coefficients"] = np.tile(means, blocks)
+        given["coefficients"] = np.tile(means, outcome.blocks)
     if parts.family == "ordinal":
         given["threshold"] = np.array(parts.intercept[0])
         if outcome.levels > 2:
             given["gaps"] = np.diff(np.array(outcome.cuts, np.float64))
     elif layout.has_intercept:
-        given["intercept"] = np.full(blocks, parts.intercept[0], np.float64)
-    own = parts.kind.own(outcome, 1.0)
+        given["intercept"] = np.full(outcome.blocks, parts.intercept[0], np.float64)
+    own = parts.kind.own(outcome)
     given.update({name: np.array(TYPICAL[name]) for name in own if name in TYPICAL})
     if layout.group_sizes:
         given["group_sd"] = np.full(len(layout.group_sizes), _HALF_NORMAL_MEDIAN)

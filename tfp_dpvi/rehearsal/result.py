@@ -93,9 +93,9 @@ class Rehearsal:
           "truth" is the true value, NaN if it differs between data sets. "width" (the median: a few
           fits have very wide intervals), "bias", "error" (the root mean square of the posterior
           mean's error) and "coverage" are over the fits that gave a posterior; "coverage_error" is
-          its standard error. "power" is the share of all fits
-          whose interval excludes 0, NaN without a fixed truth. "doubtful" is the share of all fits
-          that warn of this number, or gave no posterior.
+          the standard error of "coverage". "power" is the share of all fits whose interval excludes
+          0, NaN without a fixed truth. "doubtful" is the share of all fits that warn of this
+          number, or gave no posterior.
 
         Raises:
           ValueError: They were not rehearsed.

@@ -154,7 +154,6 @@ def tune(
     generator = random.SystemRandom() if seed is None else random.Random(seed)
     trials = _Trials(candidates, (x, y), plan, score_range, delta, public_inputs, num_records, seed)
     best: Tuned | None = None
-    number = 0
     with ledger.reserved(plan, seeded=seed is not None, budgets=[(epsilon, delta)]), _silent():
         for number in range(num_trials(mean_trials, generator)):
             tried = trials.run(generator.choice([*candidates]), number)
@@ -255,7 +254,7 @@ class _Trials:
 
     @property
     def score_multiplier(self) -> float:
-        """That of the score."""
+        """The noise multiplier of the Gaussian mechanism that the score is."""
         return self._multiplier / math.sqrt(_SHARE_OF_SCORE)
 
     def run(self, name: str, number: int) -> Tuned | None:

@@ -129,8 +129,7 @@ class Synthesizer:
         self.schema = schema
         self.target = target
         self.model = TableModel(coded, make_prior, surrogate, target=target, rules=rules, seed=seed)
-
-    _paid = _Paid()
+        self._paid = _Paid()
 
     @property
     def table(self) -> Schema:
@@ -442,6 +441,7 @@ class Synthesizer:
         columns = model.schema.columns.items()
         self.schema = Schema({name: column.description for name, column in columns})
         self.target, self.model = model.target, model
+        self._paid = _Paid()
         return self
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:

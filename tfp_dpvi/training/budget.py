@@ -129,7 +129,7 @@ def calibrate(
         return mechanism
     if target.planned_epochs is not None:
         left = math.ceil(round((target.planned_epochs - epochs_run) * steps_per_epoch, 6))
-        if steps > left > 0 or (epochs_run == 0 and steps > left):
+        if 0 < left < steps:
             raise ValueError(
                 f"planned_epochs={target.planned_epochs} leaves {left / steps_per_epoch:g} epochs, "
                 f"but this fit needs {steps / steps_per_epoch:g}: lower epochs, or compile again "
