@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
@@ -15,8 +16,8 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import synthetic
 
 _NUM_TRIED = 5
-# Values of a row, to see whether it moves others.
-_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)
+# Values of a row, to see whether it moves others, or is moved by them.
+_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30, math.inf, math.nan)
 # Larger ones may be lengths, which take memory.
 _INTEGERS = (*range(_NUM_TRIED), -1, 100)
 _NUM_DRAWS = 64
@@ -54,8 +55,8 @@ def check_settings(gradients: str, num_draws: int) -> None:
 def check_rows(model: BayesianModel, coordinates: Coordinates, records: Records) -> None:
     """Checks that no row of the likelihood depends on another record, on synthetic records.
 
-    A row's twin and its density must not change if another row does, whichever it is and however
-    large, and its density must be that of the record alone.
+    A row's twin and its density must not change if another row does, whichever it is and whatever
+    either holds, and its density must be that of the record alone.
 
     Args:
       model: Prior and likelihood of outcomes.
@@ -96,6 +97,7 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
     # Another seed than that of x, whose values a move would otherwise draw again.
     generator = np.random.default_rng(1)
     draw, is_alone = trials
+    elsewhere = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), x)
     seen = False
     for number, start in enumerate((x, _numbered(x))):
         before = draw(start)
@@ -110,8 +112,12 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
                 after = draw(moved)
                 if after is None and legal:
                     return None
-                seen |= legal and not _same_rows(before, after or before, ~others)
-                if after is not None and not _same_rows(before, after, others):
+                if after is None:
+                    continue
+                seen |= legal and not _same_rows(before, after, ~others)
+                # A missing number may be replaced by a mean: then the others move the row.
+                beside = draw(_with_row(elsewhere, moved, row)) or after
+                if not (_same_rows(before, after, others) and _same_rows(after, beside, ~others)):
                     raise CannotPairError(
                         "the twin of one record depends on other records of the batch"
                     )
@@ -181,7 +187,18 @@ def _trials(model: BayesianModel, params: Structure) -> Trials:
 
 def _same_rows(before: list[np.ndarray], after: list[np.ndarray], rows: np.ndarray) -> bool:
     """Returns whether arrays agree in all of these rows."""
-    return all(np.array_equal(a[rows], b[rows]) for a, b in zip(before, after, strict=True))
+    pairs = zip(before, after, strict=True)
+    return all(np.array_equal(a[rows], b[rows], equal_nan=True) for a, b in pairs)
+
+
+def _with_row(records: Structure, other: Structure, row: int) -> Structure:
+    """Returns records whose row is that of others."""
+    here = np.arange(_NUM_TRIED) == row
+
+    def mixed(part: np.ndarray, there: np.ndarray) -> np.ndarray:
+        return np.where(here.reshape(-1, *[1] * (part.ndim - 1)), there, part)
+
+    return tf.nest.map_structure(mixed, records, other)
 
 
 def _numbered(records: Structure) -> Structure:
