@@ -183,7 +183,10 @@ MIXING = {
 
 @pytest.mark.parametrize(
     "mixing",
-    [name if name in ("number", "threshold", "sign", "missing", "imputed") else slow(name) for name in MIXING],
+    [
+        name if name in ("number", "threshold", "sign", "missing", "imputed") else slow(name)
+        for name in MIXING
+    ],
 )
 def test_a_likelihood_whose_rows_depend_on_each_other_is_not_paired(mixing, caplog):
     """One record moved the sum by 20 clips. Its row alone is the other way to see it."""
