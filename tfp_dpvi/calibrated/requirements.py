@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import TypeGuard
@@ -97,7 +98,6 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
     # Another seed than that of x, whose values a move would otherwise draw again.
     generator = np.random.default_rng(1)
     draw, is_alone = trials
-    elsewhere = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), x)
     seen = False
     for number, start in enumerate((x, _numbered(x))):
         before = draw(start)
@@ -108,16 +108,20 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
             raise CannotPairError("the density of one record depends on other records of the batch")
         for row in range(_NUM_TRIED):
             others = np.arange(_NUM_TRIED) != row
+            alike = np.where(others, (row + 2) % _NUM_TRIED, row)
             for legal, moved in _moves(start, row, generator):
                 after = draw(moved)
                 if after is None and legal:
                     return None
-                if after is None:
-                    continue
-                seen |= legal and not _same_rows(before, after, ~others)
+                seen |= legal and not _same_rows(before, after or before, ~others)
                 # A missing number may be replaced by a mean: then the others move the row.
-                beside = draw(_with_row(elsewhere, moved, row)) or after
-                if not (_same_rows(before, after, others) and _same_rows(after, beside, ~others)):
+                beside = draw(
+                    tf.nest.map_structure(functools.partial(np.take, indices=alike, axis=0), moved)
+                )
+                if after is not None and not (
+                    _same_rows(before, after, others)
+                    and _same_rows(after, beside or after, ~others)
+                ):
                     raise CannotPairError(
                         "the twin of one record depends on other records of the batch"
                     )
@@ -139,7 +143,9 @@ def _parameters(coordinates: Coordinates, share: float) -> Structure:
 
 def _can_be_used(drawn: list[np.ndarray] | None) -> TypeGuard[list[np.ndarray]]:
     """Returns whether simulated twins and their densities are finite."""
-    return drawn is not None and all(map(_is_finite, drawn)) and bool(drawn[1].all())
+    return drawn is not None and bool(
+        all(part.dtype.kind != "f" or np.isfinite(part).all() for part in drawn) and drawn[1].all()
+    )
 
 
 def _trials(model: BayesianModel, params: Structure) -> Trials:
@@ -187,18 +193,9 @@ def _trials(model: BayesianModel, params: Structure) -> Trials:
 
 def _same_rows(before: list[np.ndarray], after: list[np.ndarray], rows: np.ndarray) -> bool:
     """Returns whether arrays agree in all of these rows."""
-    pairs = zip(before, after, strict=True)
-    return all(np.array_equal(a[rows], b[rows], equal_nan=True) for a, b in pairs)
-
-
-def _with_row(records: Structure, other: Structure, row: int) -> Structure:
-    """Returns records whose row is that of others."""
-    here = np.arange(_NUM_TRIED) == row
-
-    def mixed(part: np.ndarray, there: np.ndarray) -> np.ndarray:
-        return np.where(here.reshape(-1, *[1] * (part.ndim - 1)), there, part)
-
-    return tf.nest.map_structure(mixed, records, other)
+    return all(
+        np.array_equal(a[rows], b[rows], equal_nan=True) for a, b in zip(before, after, strict=True)
+    )
 
 
 def _numbered(records: Structure) -> Structure:
@@ -237,18 +234,10 @@ def _moves(
     for value in _VALUES:
         yield False, move(value, lambda part: part.dtype.kind == "f")
     for value in _INTEGERS:
-        yield False, move(value, _signed if value < 0 else _counts)
-
-
-def _signed(part: np.ndarray) -> bool:
-    """Returns whether an array holds integers that may be negative."""
-    return part.dtype.kind == "i"
+        # Unsigned ones have no negative values, and booleans legal ones only.
+        yield False, move(value, (lambda part: part.dtype.kind == "i") if value < 0 else _counts)
 
 
 def _counts(part: np.ndarray) -> bool:
     """Returns whether an array holds integers; booleans have legal values only."""
     return part.dtype.kind in "iu"
-
-
-def _is_finite(part: np.ndarray) -> bool:
-    return part.dtype.kind != "f" or bool(np.isfinite(part).all())

@@ -9,6 +9,7 @@ pass and the same draws (contract 5).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -323,8 +324,9 @@ def _check_independence(
     signature = tf.nest.map_structure(
         lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice
     )
-    kept = tf.TensorSpec([None], tf.bool)
-    traced = tf.function(measures, input_signature=[signature, kept], autograph=False)
+    traced = tf.function(
+        measures, input_signature=[signature, tf.TensorSpec([None], tf.bool)], autograph=False
+    )
     # A missing number may be replaced by the batch's mean: then the others change the record.
     alike = tf.nest.map_structure(lambda part: tf.repeat(part[:1], num, axis=0), twice)
 
@@ -349,8 +351,9 @@ def _check_independence(
     base = replaced(0.5, 0)
     # A layer's draws change values by more than rounding, which varies between threads.
     draws = any(map(moved, base, replaced(0.5, 0)))
-    odd = (float("nan"), float("inf"), 1e6, -1e6)
-    for value, category in (*((value, 1) for value in odd), (0.5, _CATEGORY)):
+    for value, category in zip(
+        (math.nan, math.inf, 1e6, -1e6, 0.5), (1, 1, 1, 1, _CATEGORY), strict=True
+    ):
         try:
             after = replaced(value, category)
             own, again = (replaced(value, category, batch, ~others) for batch in (twice, alike))
@@ -359,29 +362,19 @@ def _check_independence(
             if category == _CATEGORY:
                 continue
             raise
-        for before, now in zip(base, after, strict=True):
-            if not np.isfinite(now).all() or (not draws and moved(before, now)):
+        for before, now in zip(base + own, after + again, strict=True):
+            if np.isfinite(before).all() and (
+                not np.isfinite(now).all() or (not draws and moved(before, now))
+            ):
                 # The change is NaN if the values become NaN.
                 by = np.abs(now - before).max() / np.abs(before).max()
                 raise UnsupportedLayerError(
                     f"Losses or gradients of synthetic records change (by {by:.2g} of the "
-                    f"largest) when another record of their batch becomes {value:g} (integers "
-                    f"{category}): a layer lets records influence each other, for instance by an "
-                    "operation over axis 0 or over the whole batch.\n"
+                    f"largest) with other records of their batch, of which one is {value:g} "
+                    f"(integers {category}): a layer lets records influence each other, for "
+                    "instance by an operation over axis 0 or over the whole batch.\n"
                     "One record would move all gradients, and no clip would bound its influence. "
                     "Use the other axes."
-                )
-        for before, now in zip(own, again, strict=True):
-            if (
-                not draws
-                and np.isfinite(before).all()
-                and (not np.isfinite(now).all() or moved(before, now))
-            ):
-                raise UnsupportedLayerError(
-                    f"The loss or gradient of a synthetic record with {value:g} (integers "
-                    f"{category}) changes when the others of its batch do: a layer lets records "
-                    "influence each other, for instance\nby replacing missing numbers by the "
-                    "batch's mean. Replace them by a public number."
                 )
     return draws
 
