@@ -28,8 +28,8 @@ FINEST = 16**4
 # From here on, floats of 64 bits skip whole numbers.
 _MOST_EXACT = 2**53
 
-# Categories that a file can hold; a missing one has an error of its own.
-_PLAIN = str | int | float | np.bool_ | np.integer | np.floating | None
+# Categories that a file can hold.
+_PLAIN = str | int | float | np.bool_ | np.integer | np.floating
 
 # Of a column from 0 on a log scale: where its bins begin to widen, in upper bounds.
 _LOG_ORIGIN = 1e-6
@@ -517,16 +517,11 @@ class Categorical(Column):
             raise ValueError(
                 f"categories={_described(self.categories)} must be at least two, all different."
             )
-        if strange := [part for part in categories if not isinstance(part, _PLAIN)]:
-            raise TypeError(
-                f"categories={_described(self.categories)} has a {type(strange[0]).__name__}, "
-                "which no saved file can hold: list strings,\nnumbers or bools, and convert the "
-                "column, for pandas by column.astype(str)."
-            )
-        if is_missing(np.array([*categories, None], object))[:-1].any():
+        if not all(isinstance(part, _PLAIN) and part == part for part in categories):
             raise ValueError(
-                f"categories={_described(self.categories)} has a missing value: leave it out and "
-                "pass missing=True."
+                f"categories={_described(self.categories)} has an entry that is missing, or no "
+                "string, number or bool, and that no file could hold:\nleave it out and pass "
+                "missing=True, or convert the column, for pandas by column.astype(str)."
             )
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _tf
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Metric, Model, Structure, keras, tf
 from tfp_dpvi.data import make_records
 from tfp_dpvi.models import arguments
@@ -140,7 +141,7 @@ def check_like_fit(state: State, x: Structure, checked: Structure, name: str) ->
 
 @contextlib.contextmanager
 def a_batch_an_execution(model: Model) -> Iterator[None]:
-    """While active, Keras runs one batch per execution.
+    """While active, Keras runs one batch per execution, and its errors have one line.
 
     A function that is traced for several would drop the remainder.
     """
@@ -149,5 +150,9 @@ def a_batch_an_execution(model: Model) -> Iterator[None]:
     counter.assign(1)
     try:
         yield
+    except ValueError as error:
+        if "in user code:" not in str(error):
+            raise
+        raise ValueError(f"The records do not fit the model: {check.plainly(error)}") from None
     finally:
         counter.assign(before)
