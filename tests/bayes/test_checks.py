@@ -144,6 +144,16 @@ def test_arrays_that_numpy_would_misread_are_refused(made, words):
     refuses(dpvi_of(logistic), words, made(), Y, error=TypeError)
 
 
+def test_an_outcome_in_another_order_is_refused():
+    """As Keras does, fit takes rows by their place: a table that was sorted fits noise."""
+    pd = pytest.importorskip("pandas")
+    table, y = pd.DataFrame(X, columns=["a", "b", "c"]), pd.Series(Y)
+    refuses(dpvi_of(logistic), r"different orders:\n.*y.loc\[x.index\]", table[::-1], y)
+    records = dpvi_of(lambda w, x: tfd.Bernoulli(logits=x["a"] * w[0]))
+    records.make_data(table[5:], y[5:], batch_size=5)
+    records.make_data(table[5:], y[5:].reset_index(drop=True), batch_size=5)
+
+
 def test_rows_of_another_width_are_refused_in_a_line():
     model = dpvi_of(logistic)
     model.fit(X, Y, batch_size=40, verbose=0)

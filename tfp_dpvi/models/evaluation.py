@@ -19,11 +19,9 @@ from tfp_dpvi.models.state import State
 
 def shown_metrics(state: State) -> list[Metric]:
     """Returns epsilon spent, the loss, the privatised metrics and the validation metrics."""
-    own: list[Metric] = [state.metrics.epsilon, state.metrics.loss]
-    if state.compiled is None:
-        return own
-    private = [each for each in state.compiled.private_metrics if isinstance(each, Metric)]
-    return [*own, *private, *state.compiled.validation_metrics]
+    epsilon, *private = released_metrics(state)
+    validation = () if state.compiled is None else state.compiled.validation_metrics
+    return [epsilon, state.metrics.loss, *private, *validation]
 
 
 def released_metrics(state: State) -> list[Metric]:
@@ -121,8 +119,7 @@ def fitted_to(state: State, kind: type) -> bool:
       state: The model's state.
       kind: A type, dict or tuple.
     """
-    inputs = state.account.inputs
-    return inputs is not None and isinstance(inputs["x"], kind)
+    return state.account.inputs is not None and isinstance(state.account.inputs["x"], kind)
 
 
 def check_like_fit(state: State, x: Structure, checked: Structure, name: str) -> None:
@@ -134,9 +131,8 @@ def check_like_fit(state: State, x: Structure, checked: Structure, name: str) ->
       checked: Their arrays.
       name: "x" or "y".
     """
-    inputs = state.account.inputs
-    if inputs is not None and not isinstance(x, tuple):
-        arguments.check_like(checked, inputs[name], name)
+    if state.account.inputs is not None and not isinstance(x, tuple):
+        arguments.check_like(checked, state.account.inputs[name], name)
 
 
 @contextlib.contextmanager
