@@ -69,7 +69,7 @@ def plainly(error: BaseException) -> str:
     if "in user code:" in text:
         # Below the files and lines stands the error itself.
         text = re.split(r"\n\s+(?=\w+(?:Error|Exception)\b: )", text)[-1]
-        text = text.split(": ", 1)[-1]
+        text = re.sub(r"\n[ \t]+", "\n", text.split(": ", 1)[-1])
     while text.startswith("Exception encountered when calling"):
         text = text.partition("\n\n")[2] or text.partition("\n")[0][10:]
     for end in _ENDS:

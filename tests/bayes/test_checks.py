@@ -131,6 +131,37 @@ def test_sparse_matrices_are_refused_with_what_to_pass():
         )
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: np.ma.masked_greater(X, 1.0), r"masked array.*x.filled\(0.0\)"),
+        (lambda: tf.sparse.from_dense(X), r"tf.sparse.to_dense\(x\)"),
+        (lambda: tf.RaggedTensor.from_tensor(X), r"x.to_tensor\(\)"),
+    ],
+)
+def test_arrays_that_numpy_would_misread_are_refused(made, words):
+    """It takes a masked array without its mask."""
+    refuses(dpvi_of(logistic), words, made(), Y, error=TypeError)
+
+
+def test_an_outcome_in_another_order_is_refused():
+    """As Keras does, fit takes rows by their place: a table that was sorted fits noise."""
+    pd = pytest.importorskip("pandas")
+    table, y = pd.DataFrame(X, columns=["a", "b", "c"]), pd.Series(Y)
+    refuses(dpvi_of(logistic), r"different orders:\n.*y.loc\[x.index\]", table[::-1], y)
+    records = dpvi_of(lambda w, x: tfd.Bernoulli(logits=x["a"] * w[0]))
+    records.make_data(table[5:], y[5:], batch_size=5)
+    records.make_data(table[5:], y[5:].reset_index(drop=True), batch_size=5)
+
+
+def test_rows_of_another_width_are_refused_in_a_line():
+    model = dpvi_of(logistic)
+    model.fit(X, Y, batch_size=40, verbose=0)
+    with pytest.raises(ValueError, match="The records do not fit the model: ") as refusal:
+        model.predict(X[:, :2])
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_table_for_a_matrix_likelihood_says_what_to_pass():
     pd = pytest.importorskip("pandas")
     table = pd.DataFrame(X, columns=["a", "b", "c"])

@@ -173,12 +173,20 @@ MIXING = {
     "threshold": lambda x: tf.where(tf.reduce_max(tf.abs(x)) > 1e6, 2.0, 1.0) * at_zero(x),
     "sign": lambda x: tf.where(tf.reduce_min(x[-2:]) < 0.0, 2.0, 1.0) * at_zero(x),
     "number": lambda x: at_zero(x) * tf.cast(tf.shape(x)[0], tf.float32),
+    "missing": lambda x: at_zero(x) * tf.where(tf.reduce_any(tf.math.is_nan(x)), 2.0, 1.0),
+    "imputed": lambda x: tf.where(
+        tf.math.is_nan(at_zero(x)), tf.experimental.numpy.nanmean(at_zero(x)), at_zero(x)
+    ),
+    "outliers": lambda x: tf.where(at_zero(x) > 1e2, tf.reduce_min(x), at_zero(x)),
 }
 
 
 @pytest.mark.parametrize(
     "mixing",
-    [name if name in ("number", "threshold", "sign") else slow(name) for name in MIXING],
+    [
+        name if name in ("number", "threshold", "sign", "missing", "imputed") else slow(name)
+        for name in MIXING
+    ],
 )
 def test_a_likelihood_whose_rows_depend_on_each_other_is_not_paired(mixing, caplog):
     """One record moved the sum by 20 clips. Its row alone is the other way to see it."""

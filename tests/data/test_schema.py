@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfp_dpvi.synthetic import (
     Binary,
     Categorical,
     Continuous,
+    Date,
     Integer,
     Layout,
     Schema,
@@ -177,7 +179,7 @@ def test_every_number_has_one_bin_and_samples_are_within_the_bounds(lower, width
     many = np.repeat(codes, 20, axis=0)
     if (
         kind == "float32"
-        and float(np.spacing(np.float32(max(abs(lower), abs(column.upper))))) > width / 4
+        and float(np.spacing(np.float32(max(abs(lower), abs(column.upper))))) > width / 50
     ):
         return  # The dtype cannot tell the bounds apart.
     back = table.decode(many, Layout.of({"a": values.astype(kind)}, table), GENERATOR)
@@ -191,8 +193,30 @@ def test_edges_may_be_an_array(edges, kind):
     assert Continuous(0, 10, bins=np.array(edges, kind)) == Continuous(0, 10, bins=edges)
 
 
+def test_the_upper_bound_has_its_own_finest_bin():
+    """As 0 and the lower bound have: a top-coded income, or a score of 100, comes back as it was."""
+    column = Continuous(-100.0, 0.0).finest
+    codes = column.encode("score", np.array([0.0, -1e-9, -100.0]))
+    assert np.diff(codes).tolist() == [-1, 1 - codes[0]]
+    assert set(column.values(np.repeat(codes[:1], 9), GENERATOR)) == {0.0}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(hours=9)))],
+        ["2020-01-01T00:00+09:00"],
+    ],
+)
+def test_dates_with_a_time_zone_are_refused(values):
+    """NumPy takes those of Greenwich: midnight in Tokyo is a day before."""
+    days = Date("2019-01-01", "2021-01-01")
+    with pytest.raises(ValueError, match="no dates without a time zone in 1 row"):
+        days.encode("day", np.array(values, object))
+
+
 def test_edges_at_the_bounds_are_refused():
-    with pytest.raises(ValueError, match=r"inner edges that increase, above 0 and below 10"):
+    with pytest.raises(ValueError, match=r"inner edges that increase, above 0 and at most 10"):
         Continuous(0, 10, bins=[0, 5, 10])
 
 
@@ -294,7 +318,7 @@ def test_dtypes_that_cannot_hold_what_is_described(column, dtype, named):
         (lambda: Continuous("a", 1), TypeError, "lower"),
         (lambda: Continuous(0, 1, bins=1), ValueError, "bins"),
         (lambda: Continuous(0, 1, bins=[0.5, 0.2]), ValueError, "bins"),
-        (lambda: Continuous(0, 1, bins=[1.0]), ValueError, "bins"),
+        (lambda: Continuous(0, 1, bins=[1.5]), ValueError, "bins"),
         (lambda: Continuous(0, 1, bins=None), TypeError, "bins"),
         (lambda: Integer(0.5, 3), ValueError, "lower"),
         (lambda: Integer(0, 10, bins=[2.5]), ValueError, "bins"),
@@ -302,6 +326,15 @@ def test_dtypes_that_cannot_hold_what_is_described(column, dtype, named):
         (lambda: Categorical(["a"]), ValueError, "categories"),
         (lambda: Categorical(["a", "a"]), ValueError, "categories"),
         (lambda: Categorical(["a", None]), ValueError, "missing=True"),
+        (lambda: Categorical([b"a", b"b"]), ValueError, "no file"),
+        (lambda: Categorical([datetime.date(2020, 1, 1), "b"]), ValueError, "no file"),
+        (lambda: Categorical(np.array(["2020", "2021"], "M8[ns]")), ValueError, "no file"),
+        (lambda: Categorical([("a", 1), ("b", 1)]), ValueError, "no file"),
+        (lambda: Continuous(-1e308, 1e308), ValueError, "too large"),
+        (lambda: Continuous(0, 1e-310), ValueError, "too close"),
+        (lambda: Continuous(1e15, 1e15 + 1), ValueError, "too close"),
+        (lambda: Continuous(2**60, 2**60 + 9), ValueError, "too close"),
+        (lambda: Integer(2**60, 2**60 + 9), ValueError, "2\\*\\*53"),
         (lambda: Schema({}), TypeError, "columns"),
         (lambda: Schema({"a": "number"}), TypeError, "column 'a'"),
         (lambda: Schema([("a", Binary())]), TypeError, "columns"),

@@ -1,5 +1,7 @@
 """Studies are compared by what they compute, and records with the study's columns; a refusal names what differs."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,31 @@ def test_studies_are_compared_by_content(settings, other, names):
     said = difference(study(**settings), study(**other))
     assert (said is None) == (names is None), said
     assert names is None or (names in said and said.count("\n") <= 1)
+
+
+def times(factor):
+    def likelihood(params, x):
+        return tfd.Bernoulli(logits=factor * tf.linalg.matvec(x, params["w"]))
+
+    return likelihood
+
+
+def scaled(params, x, factor, of=tfd.Bernoulli):
+    return of(logits=factor * tf.linalg.matvec(x, params["w"]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        times,
+        lambda factor: functools.partial(scaled, factor=factor, of=tfd.Bernoulli),
+        lambda factor: times(np.full(3, factor, "float32")),
+    ],
+)
+def test_constants_that_a_likelihood_reads_are_part_of_its_code(make):
+    """They had the same source text: a hospital took tasks of another likelihood."""
+    assert difference(study(function=make(1.0)), study(function=make(1.0))) is None
+    assert "settings.code" in difference(study(function=make(1.0)), study(function=make(2.0)))
 
 
 def test_lambdas_on_different_lines_differ():

@@ -376,6 +376,21 @@ def test_layers_that_mix_records_are_found(mixer, first, mapped):
         engine(model, mapped).checked(lambda part: losses_of(model, part), x)
 
 
+@pytest.mark.parametrize("is_strange", [tf.math.is_nan, tf.math.is_inf, lambda h: h > 1e2])
+def test_a_record_that_only_then_reads_the_others_is_found(is_strange):
+    """A missing number becomes the batch's mean: a removed record moves those of all with gaps."""
+
+    def fill(h):
+        seen = tf.where(is_strange(h), 0.0, h)
+        return tf.where(is_strange(h), tf.reduce_mean(seen, axis=0), h)
+
+    model = sequential(layers.Input([4]), layers.Lambda(fill), layers.Dense(2))
+    x = tf.random.stateless_uniform([3, 4], [1, 2])
+    with pytest.raises(UnsupportedLayerError, match="influence each other") as refusal:
+        engine(model).checked(lambda part: losses_of(model, part), x)
+    assert str(refusal.value).count("\n") == 1
+
+
 def test_an_axis_of_the_batch_is_found():
     model = sequential(layers.Input([4]), layers.UnitNormalization(axis=0), layers.Dense(2))
     x = tf.random.stateless_uniform([3, 4], [1, 2])

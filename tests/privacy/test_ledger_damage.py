@@ -45,6 +45,13 @@ def _is_refused(path, match=None):
 # --- at opening ---
 
 
+@pytest.mark.parametrize("name", [".", "none/ledger.sqlite", "a\0b"])
+def test_what_is_no_file_is_said_once(tmp_path, name):
+    with pytest.raises(LedgerError, match="existing folder") as refusal:
+        PrivacyLedger(f"{tmp_path}/{name}")
+    assert str(refusal.value).count("path=") == 1
+
+
 def test_an_empty_file_is_refused(path):
     path.write_bytes(b"")
     assert _is_refused(path, "no such table")

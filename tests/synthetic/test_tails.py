@@ -117,7 +117,7 @@ def test_a_log_scale_tells_numbers_apart_that_a_linear_one_does_not():
 def test_bins_of_a_log_scale(column):
     edges = column.edges
     assert edges[0] == column.lower
-    assert edges[-1] == column.upper + column.step
+    assert edges[-1] == column.next_after(column.upper)
     assert np.all(np.diff(edges) > 0)
     ratios = edges[2:] / edges[1:-1]
     assert column.step or ratios[-3:].std() < 0.05 * ratios[-3:].mean()

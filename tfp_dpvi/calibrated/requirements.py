@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
@@ -15,8 +17,8 @@ from tfp_dpvi.data import Records
 from tfp_dpvi.data.shapes import synthetic
 
 _NUM_TRIED = 5
-# Values of a row, to see whether it moves others.
-_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30)
+# Values of a row, to see whether it moves others, or is moved by them.
+_VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30, math.inf, math.nan)
 # Larger ones may be lengths, which take memory.
 _INTEGERS = (*range(_NUM_TRIED), -1, 100)
 _NUM_DRAWS = 64
@@ -54,8 +56,8 @@ def check_settings(gradients: str, num_draws: int) -> None:
 def check_rows(model: BayesianModel, coordinates: Coordinates, records: Records) -> None:
     """Checks that no row of the likelihood depends on another record, on synthetic records.
 
-    A row's twin and its density must not change if another row does, whichever it is and however
-    large, and its density must be that of the record alone.
+    A row's twin and its density must not change if another row does, whichever it is and whatever
+    either holds, and its density must be that of the record alone.
 
     Args:
       model: Prior and likelihood of outcomes.
@@ -106,12 +108,20 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
             raise CannotPairError("the density of one record depends on other records of the batch")
         for row in range(_NUM_TRIED):
             others = np.arange(_NUM_TRIED) != row
+            alike = np.where(others, (row + 2) % _NUM_TRIED, row)
             for legal, moved in _moves(start, row, generator):
                 after = draw(moved)
                 if after is None and legal:
                     return None
                 seen |= legal and not _same_rows(before, after or before, ~others)
-                if after is not None and not _same_rows(before, after, others):
+                # A missing number may be replaced by a mean: then the others move the row.
+                beside = draw(
+                    tf.nest.map_structure(functools.partial(np.take, indices=alike, axis=0), moved)
+                )
+                if after is not None and not (
+                    _same_rows(before, after, others)
+                    and _same_rows(after, beside or after, ~others)
+                ):
                     raise CannotPairError(
                         "the twin of one record depends on other records of the batch"
                     )
@@ -133,7 +143,9 @@ def _parameters(coordinates: Coordinates, share: float) -> Structure:
 
 def _can_be_used(drawn: list[np.ndarray] | None) -> TypeGuard[list[np.ndarray]]:
     """Returns whether simulated twins and their densities are finite."""
-    return drawn is not None and all(map(_is_finite, drawn)) and bool(drawn[1].all())
+    return drawn is not None and bool(
+        all(part.dtype.kind != "f" or np.isfinite(part).all() for part in drawn) and drawn[1].all()
+    )
 
 
 def _trials(model: BayesianModel, params: Structure) -> Trials:
@@ -181,7 +193,9 @@ def _trials(model: BayesianModel, params: Structure) -> Trials:
 
 def _same_rows(before: list[np.ndarray], after: list[np.ndarray], rows: np.ndarray) -> bool:
     """Returns whether arrays agree in all of these rows."""
-    return all(np.array_equal(a[rows], b[rows]) for a, b in zip(before, after, strict=True))
+    return all(
+        np.array_equal(a[rows], b[rows], equal_nan=True) for a, b in zip(before, after, strict=True)
+    )
 
 
 def _numbered(records: Structure) -> Structure:
@@ -220,18 +234,10 @@ def _moves(
     for value in _VALUES:
         yield False, move(value, lambda part: part.dtype.kind == "f")
     for value in _INTEGERS:
-        yield False, move(value, _signed if value < 0 else _counts)
-
-
-def _signed(part: np.ndarray) -> bool:
-    """Returns whether an array holds integers that may be negative."""
-    return part.dtype.kind == "i"
+        # Unsigned ones have no negative values, and booleans legal ones only.
+        yield False, move(value, (lambda part: part.dtype.kind == "i") if value < 0 else _counts)
 
 
 def _counts(part: np.ndarray) -> bool:
     """Returns whether an array holds integers; booleans have legal values only."""
     return part.dtype.kind in "iu"
-
-
-def _is_finite(part: np.ndarray) -> bool:
-    return part.dtype.kind != "f" or bool(np.isfinite(part).all())

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import ClassVar
 
@@ -26,6 +27,9 @@ FINEST = 16**4
 
 # From here on, floats of 64 bits skip whole numbers.
 _MOST_EXACT = 2**53
+
+# Categories that a file can hold.
+_PLAIN = str | int | float | np.bool_ | np.integer | np.floating
 
 # Of a column from 0 on a log scale: where its bins begin to widen, in upper bounds.
 _LOG_ORIGIN = 1e-6
@@ -172,9 +176,16 @@ class Numeric(Column):
     def __post_init__(self) -> None:
         low = check.real("lower", self.lower, "pass a public bound")
         high = check.real("upper", self.upper, "pass a public bound")
-        if not (low < high and math.isfinite(high - low)):
+        if not (self.lower < self.upper and math.isfinite(low) and math.isfinite(high)):
             raise ValueError(
                 f"lower={self.lower!r} must be below upper={self.upper!r}, both finite."
+            )
+        room = max(1e-100, -1e-10 * low, 1e-10 * high)
+        if not self.step and (room > 1e90 or high - low < room):
+            # Squares overflow, or finest bins have no numbers.
+            raise ValueError(
+                f"lower={self.lower!r} and upper={self.upper!r} are too large, or too close to "
+                "each other, for floats: use another unit, or count from another origin."
             )
         check.one_of("scale", self.scale, ("linear", "log"))
         if self.scale == "log" and low < 0.0:
@@ -185,11 +196,11 @@ class Numeric(Column):
             object.__setattr__(self, "bins", check.count("bins", self.bins, 2))
         else:
             inner = self._floats("bins")
-            ends = (low, *inner), (*inner, self.upper + self.step)
+            ends = (low, *inner), (*inner, self.next_after(high))
             if not inner or not all(a < b for a, b in zip(*ends, strict=True)):
                 raise ValueError(
                     f"bins={_described(self.bins)} must be inner edges that increase, above "
-                    f"{self.lower!r} and below {self.upper!r}."
+                    f"{self.lower!r} and at most {self.upper!r}."
                 )
             object.__setattr__(self, "bins", inner)
         object.__setattr__(self, "spikes", self._checked_spikes())
@@ -273,13 +284,13 @@ class Numeric(Column):
     def edges(self) -> np.ndarray:
         """Edges of the bins, float64 [num_levels + 1].
 
-        A bin includes its lower edge and not its upper one.
+        A bin includes its lower edge and not its upper one: the last edge is above the bound.
         """
-        end = self.upper + self.step
+        end = self.next_after(self.upper)
         if not isinstance(self.bins, int):
             return np.array([self.lower, *self.bins, end], np.float64)
         if not self.step:
-            return self._spaced(end, self.bins)
+            return np.append(self._spaced(self.upper, self.bins)[:-1], end)
         return np.unique(np.round(self._spaced(end, min(self.bins, int(end) - int(self.lower)))))
 
     def _spaced(self, end: float, num: int) -> np.ndarray:
@@ -400,7 +411,7 @@ class Continuous(Numeric):
         edges = self.edges
         low, high = edges[levels], edges[levels + 1]
         drawn = low + (high - low) * generator.random(len(levels))
-        return np.clip(drawn, low, np.where(high == self.upper, high, np.nextafter(high, low)))
+        return np.clip(drawn, low, np.nextafter(high, low))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -477,8 +488,8 @@ class Categorical(Column):
     ```
 
     Attributes:
-      categories: At least two different values: strings, numbers or other values of the column. Do
-        not collect them from the records.
+      categories: At least two different strings, numbers or bools. Do not collect them from the
+        records.
       max_levels: Of more categories than that, `Synthesizer.fit` keeps the most frequent ones, by a
         private histogram, and merges the others. Samples have all of them.
       missing: Whether values may be missing.
@@ -506,10 +517,11 @@ class Categorical(Column):
             raise ValueError(
                 f"categories={_described(self.categories)} must be at least two, all different."
             )
-        if is_missing(np.array([*categories, None], object))[:-1].any():
+        if not all(isinstance(part, _PLAIN) and part == part for part in categories):
             raise ValueError(
-                f"categories={_described(self.categories)} has a missing value: leave it out and "
-                "pass missing=True."
+                f"categories={_described(self.categories)} has an entry that is missing, or no "
+                "string, number or bool, and that no file could hold:\nleave it out and pass "
+                "missing=True, or convert the column, for pandas by column.astype(str)."
             )
         object.__setattr__(self, "categories", categories)
         object.__setattr__(self, "max_levels", check.count("max_levels", self.max_levels, 2))
@@ -725,15 +737,18 @@ def converted(
       The converted values, and which ones cannot be converted: bool [n].
     """
     strange = np.zeros(len(values), bool)
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        return convert(values), strange
-    numbers = np.zeros(len(values))
-    for place in range(len(values)):
-        strange[place] = True
-        with contextlib.suppress(TypeError, ValueError, OverflowError):
-            numbers[place] = convert(values[place : place + 1])[0]
-            strange[place] = False
-    return numbers, strange
+    with warnings.catch_warnings():
+        # NumPy warns where it moves dates with a time zone.
+        warnings.simplefilter("error")
+        with contextlib.suppress(TypeError, ValueError, OverflowError, Warning):
+            return convert(values), strange
+        numbers = np.zeros(len(values))
+        for place in range(len(values)):
+            strange[place] = True
+            with contextlib.suppress(TypeError, ValueError, OverflowError, Warning):
+                numbers[place] = convert(values[place : place + 1])[0]
+                strange[place] = False
+        return numbers, strange
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:

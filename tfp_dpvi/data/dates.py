@@ -41,7 +41,7 @@ class Date(Integer):
     upper: Any
     unit: str = dataclasses.field(default="D", kw_only=True)
     kinds: ClassVar[str] = "M"
-    fault: ClassVar[str] = "no dates"
+    fault: ClassVar[str] = "no dates without a time zone"
 
     def __post_init__(self) -> None:
         check.one_of("unit", self.unit, _UNITS)

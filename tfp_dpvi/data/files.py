@@ -220,7 +220,7 @@ class _Writer:
                 if self._bar is not None:
                     self._bar.update(num)
             if num == 0:
-                raise ValueError("x holds no records: there is nothing to learn from.")
+                raise ValueError("x holds no records: pass at least one.")
             for file, spec in zip(files, self._specs, strict=True):
                 file.seek(0)
                 file.write(_header(spec, num))

@@ -194,6 +194,26 @@ class ArrayData:
         yield steps, self.sampler, self.tensors
 
 
+# By an attribute that they alone have: what NumPy would read as something else.
+_UNREADABLE = (
+    (
+        "tocsr",
+        "a scipy sparse matrix, and a step needs dense rows: pass {0}.toarray(). If that does not "
+        "fit in memory,\npass an object with __len__ whose source[indices] returns dense rows "
+        "(x[indices].toarray()).",
+    ),
+    (
+        "harden_mask",
+        "a masked array, whose mask would be lost: pass {0}.filled(0.0), and the mask beside it.",
+    ),
+    ("dense_shape", "a SparseTensor, and a step needs dense rows: pass tf.sparse.to_dense({0})."),
+    (
+        "row_splits",
+        "a RaggedTensor, and rows need one shape: pass {0}.to_tensor(), and the lengths beside it.",
+    ),
+)
+
+
 def make_records(
     x: Structure,
     y: Structure | None,
@@ -276,17 +296,16 @@ def several_inputs(x: Any, y: Any) -> Any:
     Raises:
       ValueError: The list may be either.
     """
-    if not isinstance(x, list) or not x or y is None or not hasattr(y, "__len__"):
+    if (
+        not (isinstance(x, list) and x and hasattr(y, "__len__"))
+        or not all(getattr(part, "shape", None) for part in x)
+        or any(part.shape[0] != len(y) for part in x)
+    ):
         return x
-    if not all(getattr(part, "shape", None) for part in x):
-        return x
-    num = len(y)
-    if any(part.shape[0] != num for part in x):
-        return x
-    if len(x) == num:
+    if len(x) == len(y):
         raise ValueError(
-            f"x is a list of {num} arrays with {num} rows each: pass a tuple of inputs, tuple(x), "
-            "or an array of records, np.stack(x)."
+            f"x is a list of {len(x)} arrays with {len(x)} rows each: pass a tuple of inputs, "
+            "tuple(x), or an array of records, np.stack(x)."
         )
     return tuple(x)
 
@@ -306,13 +325,9 @@ def by_column(name: str, value: Any, texts: bool = False) -> Any:
       TypeError: The value is a sparse matrix or a lazy frame, or a column has no numbers.
       ValueError: The names of the columns are no strings, or not unique.
     """
-    if hasattr(value, "tocsr"):
-        raise TypeError(
-            f"{name} is a scipy sparse matrix, and a step needs dense rows: pass "
-            f"{name}.toarray(). If that does not fit in memory,\n"
-            "pass an object with __len__ whose source[indices] returns dense rows "
-            "(x[indices].toarray())."
-        )
+    for attribute, words in _UNREADABLE:
+        if hasattr(value, attribute):
+            raise TypeError(f"{name} is {words.format(name)}")
     if isinstance(value, Mapping):
         return {key: by_column(f"{name}[{key!r}]", part, texts) for key, part in value.items()}
     if type(value) is tuple:
@@ -435,7 +450,7 @@ def common_length(parts: dict[str, Any]) -> int:
         raise ValueError(f"Lengths differ: {listed}. Every array needs one row for each record.")
     num = next(iter(lengths.values()))
     if num == 0:
-        raise ValueError("x holds no records: there is nothing to learn from.")
+        raise ValueError("x holds no records: pass at least one.")
     return num
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -505,14 +506,16 @@ class Study:
 
 def _check_optimizer(optimizer: check.Unchecked, family: str, clipping: str) -> None:
     """Refuses an optimizer that no hospital can run, or not with this family and clip."""
-    of_other_models = isinstance(optimizer, TermwiseOptimizer | ScoringOptimizer)
-    if not isinstance(optimizer, DPOptimizer) or of_other_models:
+    if not isinstance(optimizer, DPOptimizer) or isinstance(
+        optimizer, TermwiseOptimizer | ScoringOptimizer
+    ):
         raise TypeError(
             f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
             "pass for instance DPKerasAdamOptimizer."
         )
-    is_plain = family == "mean_field" and clipping == "flat"
-    if isinstance(optimizer, InformationOptimizer) and not is_plain:
+    if isinstance(optimizer, InformationOptimizer) and (
+        family != "mean_field" or clipping != "flat"
+    ):
         raise ValueError(
             f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
             "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
@@ -534,21 +537,36 @@ def _check_privacy(privacy: str, message_clip: float | None, most_rows: int | No
 
 
 def _digest_of(structure: Structure) -> str:
-    """Returns a digest of public arrays."""
-    digest = hashlib.sha256()
-    for part in tf.nest.flatten(structure):
-        array = np.asarray(part)
-        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-    return digest.hexdigest()[:16]
+    """Returns a digest of public arrays; of other objects, which have no digest, their names."""
+    arrays = (
+        np.asarray(getattr(part, "__qualname__", type(part).__name__))
+        if np.asarray(part).dtype == object
+        else np.asarray(part)
+        for part in tf.nest.flatten(structure)
+    )
+    parts = (f"{array.dtype}{array.shape}".encode() + array.tobytes() for array in arrays)
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Returns a digest of a function's source text, or its name where there is none."""
+    """Returns a digest of a function's source text, or its name where there is none.
+
+    It has the constants that the text names, and the texts of functions beside it.
+    """
+    if isinstance(function, functools.partial):
+        return f"{_source(function.func)} {_digest_of((function.args, function.keywords))}"
     try:
         text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    except (OSError, TypeError, SyntaxError):
+        read = inspect.getclosurevars(function)
+    except (OSError, TypeError, SyntaxError, ValueError):
         return str(getattr(function, "__qualname__", type(function).__name__))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    constants = {
+        name: inspect.getsource(value) if inspect.isfunction(value) else value
+        for name, value in {**read.globals, **read.nonlocals}.items()
+        if isinstance(value, int | float | str | np.ndarray | tf.Tensor)
+        or (inspect.isfunction(value) and value.__module__ == function.__module__)
+    }
+    return hashlib.sha256(text.encode()).hexdigest()[:16] + _digest_of(constants) * bool(constants)
 
 
 def _rounded(values: np.ndarray, unit: np.ndarray | float) -> np.ndarray:

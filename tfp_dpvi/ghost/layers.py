@@ -9,6 +9,7 @@ pass and the same draws (contract 5).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -299,7 +300,7 @@ def _check_independence(
     x: Structure,
     tolerance: float,
 ) -> bool:
-    """Raises if one record's values change others' losses or gradients.
+    """Raises if one record's values change others' losses or gradients, or theirs change its own.
 
     Returns:
       True if layers draw, which hides an influence.
@@ -308,9 +309,8 @@ def _check_independence(
     num = int(tf.nest.flatten(twice)[0].shape[0])
     others = np.arange(num) != num // 2
 
-    def measures(batch: Structure) -> list[tf.Tensor]:
+    def measures(batch: Structure, keep: tf.Tensor) -> list[tf.Tensor]:
         passed = gradients.run(lambda: function(batch))
-        keep = tf.constant(others)
         weights = tf.cast(keep, passed.result.dtype)
         parts = [part for part in passed.contributions(passed.result, weights) if part is not None]
         norms = [tf.boolean_mask(part.squared_norms(), keep) for part in parts]
@@ -324,9 +324,15 @@ def _check_independence(
     signature = tf.nest.map_structure(
         lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype), twice
     )
-    traced = tf.function(measures, input_signature=[signature], autograph=False)
+    traced = tf.function(
+        measures, input_signature=[signature, tf.TensorSpec([None], tf.bool)], autograph=False
+    )
+    # A missing number may be replaced by the batch's mean: then the others change the record.
+    alike = tf.nest.map_structure(lambda part: tf.repeat(part[:1], num, axis=0), twice)
 
-    def replaced(value: float, category: int) -> list[np.ndarray]:
+    def replaced(
+        value: float, category: int, batch: Structure = twice, keep: np.ndarray = others
+    ) -> list[np.ndarray]:
         def change(part: tf.Tensor) -> tf.Tensor:
             if part.dtype == tf.string:
                 entry = tf.constant(str(category))
@@ -335,7 +341,7 @@ def _check_independence(
             other = tf.fill(part[:1].shape, entry)
             return tf.concat([part[: num // 2], other, part[num // 2 + 1 :]], axis=0)
 
-        return [part.numpy() for part in traced(tf.nest.map_structure(change, twice))]
+        return [part.numpy() for part in traced(tf.nest.map_structure(change, batch), keep)]
 
     def moved(before: np.ndarray, now: np.ndarray) -> bool:
         return bool(before.size) and bool(
@@ -345,23 +351,28 @@ def _check_independence(
     base = replaced(0.5, 0)
     # A layer's draws change values by more than rounding, which varies between threads.
     draws = any(map(moved, base, replaced(0.5, 0)))
-    for value, category in ((float("nan"), 1), (1e6, 1), (-1e6, 1), (0.5, _CATEGORY)):
+    for value, category in zip(
+        (math.nan, math.inf, 1e6, -1e6, 0.5), (1, 1, 1, 1, _CATEGORY), strict=True
+    ):
         try:
             after = replaced(value, category)
+            own, again = (replaced(value, category, batch, ~others) for batch in (twice, alike))
         except tf.errors.InvalidArgumentError:
             # The integer may be out of range.
             if category == _CATEGORY:
                 continue
             raise
-        for before, now in zip(base, after, strict=True):
-            if not np.isfinite(now).all() or (not draws and moved(before, now)):
+        for before, now in zip(base + own, after + again, strict=True):
+            if np.isfinite(before).all() and (
+                not np.isfinite(now).all() or (not draws and moved(before, now))
+            ):
                 # The change is NaN if the values become NaN.
                 by = np.abs(now - before).max() / np.abs(before).max()
                 raise UnsupportedLayerError(
                     f"Losses or gradients of synthetic records change (by {by:.2g} of the "
-                    f"largest) when another record of their batch becomes {value:g} (integers "
-                    f"{category}): a layer lets records influence each other, for instance by an "
-                    "operation over axis 0 or over the whole batch.\n"
+                    f"largest) with other records of their batch, of which one is {value:g} "
+                    f"(integers {category}): a layer lets records influence each other, for "
+                    "instance by an operation over axis 0 or over the whole batch.\n"
                     "One record would move all gradients, and no clip would bound its influence. "
                     "Use the other axes."
                 )

@@ -22,6 +22,7 @@ from tfp_dpvi.data import (
     make_units,
 )
 from tfp_dpvi.data.files import FileRecords, open_files
+from tfp_dpvi.data.frames import Native
 from tfp_dpvi.data.records import by_column, check_max_weight, several_inputs
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
@@ -202,14 +203,16 @@ def make_data(
     if x is None:
         raise ValueError("x is missing: pass the records, fit(x, y) or fit(x).")
     check_counts(batch_size=batch_size, num_records=num_records, steps_per_epoch=steps_per_epoch)
+    _refuse_other_order(x, y, sample_weight, unit_ids)
     opened, sample_weight = open_files(several_inputs(x, y), y, sample_weight)
     x, y = opened
     asked = (unit_ids, max_rows_per_unit, rows_beyond, seed)
     _check_takes_weights(model, x, max_weight)
     if isinstance(x, tf.data.Dataset):
         _persons(model, True, *asked)
-        extra = (y, sample_weight, batch_size)
-        if sampling is not None and any(part is not None for part in extra):
+        if sampling is not None and any(
+            part is not None for part in (y, sample_weight, batch_size)
+        ):
             raise ValueError(
                 "y, sample_weight and batch_size are part of the dataset: pass only x."
             )
@@ -223,10 +226,12 @@ def make_data(
     streams = wants_stream((x, y), stream)
     persons = _persons(model, streams, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
-    parts = (x, y, sample_weight, max_weight)
     rows = _records(
         source,
-        *parts,
+        x,
+        y,
+        sample_weight,
+        max_weight,
         dtype=model.record_dtype,
         validate=validate,
         texts=model.takes_texts,
@@ -348,6 +353,19 @@ def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) 
         what = "this model has a batch_regularizer" if whole else "several workers train"
         raise ValueError(
             f"x is a dataset, and {what}: fit must sample the batches itself. Pass arrays."
+        )
+
+
+def _refuse_other_order(*parts: check.Unchecked) -> None:
+    """Refuses parts of records in pandas whose labels are the same in another order."""
+    labels: list[Native] = [
+        index for part in parts if hasattr(index := getattr(part, "index", None), "equals")
+    ]
+    if any(not each.equals(labels[0]) and set(each) == set(labels[0]) for each in labels):
+        raise ValueError(
+            "x, y, sample_weight and unit_ids go by the place of their rows, and indices with the "
+            "same labels are in different orders:\npass y.loc[x.index], or to_numpy() of each if "
+            "their rows belong together."
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi import _tf
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Metric, Model, Structure, keras, tf
 from tfp_dpvi.data import make_records
 from tfp_dpvi.models import arguments
@@ -18,11 +19,9 @@ from tfp_dpvi.models.state import State
 
 def shown_metrics(state: State) -> list[Metric]:
     """Returns epsilon spent, the loss, the privatised metrics and the validation metrics."""
-    own: list[Metric] = [state.metrics.epsilon, state.metrics.loss]
-    if state.compiled is None:
-        return own
-    private = [each for each in state.compiled.private_metrics if isinstance(each, Metric)]
-    return [*own, *private, *state.compiled.validation_metrics]
+    epsilon, *private = released_metrics(state)
+    validation = () if state.compiled is None else state.compiled.validation_metrics
+    return [epsilon, state.metrics.loss, *private, *validation]
 
 
 def released_metrics(state: State) -> list[Metric]:
@@ -120,8 +119,7 @@ def fitted_to(state: State, kind: type) -> bool:
       state: The model's state.
       kind: A type, dict or tuple.
     """
-    inputs = state.account.inputs
-    return inputs is not None and isinstance(inputs["x"], kind)
+    return state.account.inputs is not None and isinstance(state.account.inputs["x"], kind)
 
 
 def check_like_fit(state: State, x: Structure, checked: Structure, name: str) -> None:
@@ -133,14 +131,13 @@ def check_like_fit(state: State, x: Structure, checked: Structure, name: str) ->
       checked: Their arrays.
       name: "x" or "y".
     """
-    inputs = state.account.inputs
-    if inputs is not None and not isinstance(x, tuple):
-        arguments.check_like(checked, inputs[name], name)
+    if state.account.inputs is not None and not isinstance(x, tuple):
+        arguments.check_like(checked, state.account.inputs[name], name)
 
 
 @contextlib.contextmanager
 def a_batch_an_execution(model: Model) -> Iterator[None]:
-    """While active, Keras runs one batch per execution.
+    """While active, Keras runs one batch per execution, and its errors have one line.
 
     A function that is traced for several would drop the remainder.
     """
@@ -149,5 +146,9 @@ def a_batch_an_execution(model: Model) -> Iterator[None]:
     counter.assign(1)
     try:
         yield
+    except ValueError as error:
+        if "in user code:" not in str(error):
+            raise
+        raise ValueError(f"The records do not fit the model: {check.plainly(error)}") from None
     finally:
         counter.assign(before)

@@ -479,12 +479,11 @@ def _path(where: str | os.PathLike[str]) -> pathlib.Path:
         path = pathlib.Path(os.fsdecode(os.fsencode(where))).resolve()
         if path.is_file() or (path.parent.is_dir() and not path.exists()):
             return path
-        raise LedgerError(
-            f"path={str(where)!a} is no regular file: pass a file's path in an existing folder."
-        )
+        raise ValueError("it is no regular file")
     except (OSError, RuntimeError, ValueError) as error:
         raise LedgerError(
-            f"path={str(where)!a} is not a path: {check.first_line(error)}."
+            f"path={str(where)!a}: {check.first_line(error)}. Pass a file's path in an existing "
+            "folder."
         ) from error
 
 

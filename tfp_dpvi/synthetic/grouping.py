@@ -143,8 +143,7 @@ class Grouped(Column):
             if step:
                 numbers = np.clip(np.floor(numbers), begins, stops - step).astype(np.int64)
             else:
-                below = np.where(stops < self.column.upper, np.nextafter(stops, begins), stops)
-                numbers = np.minimum(numbers, below)
+                numbers = np.minimum(numbers, np.nextafter(stops, begins))
             drawn[rows] = numbers.astype(drawn.dtype)
         return drawn
 
