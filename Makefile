@@ -85,11 +85,14 @@ on-stacks:
 	done
 
 # A slow test may take half an hour where the machine has other things to do: the limit of the fast
-# ones ends the whole process, and with it every test that is left.
+# ones ends the whole process, and with it every test that is left. What passed stands in a journal of the commit: a run
+# that was stopped goes on. A new journal runs all of them anew.
+JOURNAL ?= build/test-slow-$(shell git rev-parse --short HEAD 2>/dev/null).txt
 .PHONY: test-slow
 test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new random numbers: about an hour and a half (an estimate)
+	@mkdir -p build
 	TFP_DPVI_TEST_SEED=$(or $(TFP_DPVI_TEST_SEED),$(shell date +%s)) \
-		$(RUN_TESTS) -m slow --timeout 1800 $(PYTEST_ARGS)
+		$(RUN_TESTS) -m slow --timeout 1800 --journal $(JOURNAL) $(PYTEST_ARGS)
 
 .PHONY: audit
 audit: $(STAMP) ## Plant 24 faults in the private step: each must be found, and the clean step pass

@@ -15,6 +15,7 @@ import collections
 import gc
 import importlib
 import os
+import pathlib
 import random
 import resource
 import types
@@ -84,9 +85,41 @@ class Costs:
         )
 
 
+class Journal:
+    """The result of each test, written when it ends: what a run found outlives the run.
+
+    Tests that its file says passed are not run again. Only the process that reports writes.
+    """
+
+    def __init__(self, path, writes):
+        self.path, self.writes = path, writes
+        self.failures = set()
+
+    def pytest_collection_modifyitems(self, config, items):
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        done = {line.partition(" ")[2] for line in lines if line.startswith("passed ")}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in done])
+        items[:] = [item for item in items if item.nodeid not in done]
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.failures.add(report.nodeid)
+        if self.writes and report.when == "teardown":
+            outcome = "failed" if report.nodeid in self.failures else "passed"
+            with self.path.open("a") as file:
+                file.write(f"{outcome} {report.nodeid}\n")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--journal", type=pathlib.Path, help="a file of results, to go on from")
+
+
 def pytest_configure(config):
     config.pluginmanager.register(Costs(), "costs")
-    runs_tests = not config.getoption("numprocesses", 0) or hasattr(config, "workerinput")
+    is_worker = hasattr(config, "workerinput")
+    if path := config.getoption("journal"):
+        config.pluginmanager.register(Journal(path, writes=not is_worker), "journal")
+    runs_tests = not config.getoption("numprocesses", 0) or is_worker
     if runs_tests:
         # Before any test file imports TensorFlow. The process that starts workers needs none of it.
         importlib.import_module("tfp_dpvi._tf")
