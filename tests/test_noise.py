@@ -37,7 +37,7 @@ OTHER_NORMALS = {
     "calibrated/curvature.py": "draws of the curvature",
     "calibrated/diagonal.py": "public directions",
     "calibrated/whitening.py": "draws of scales given their release",
-    "local.py": "outcomes of persons that a model simulates",
+    "_unit_latents.py": "outcomes of persons that a model simulates",
     "regressions/population.py": "outcomes of a public population that the posterior predicts",
     "regressions/result.py": "outcomes that the posterior predicts",
     "calibrated/centred_fit.py": "standard inputs in place of public ones",

@@ -61,6 +61,7 @@ class UnitLatent(Derived):
     with `unit_ids` takes all rows of a person together.
 
     ```python
+    >>> from tfp_dpvi.local import unit_normal
     >>> isinstance(unit_normal(tf.zeros([2]), 1.0, 1.0), UnitLatent)
     True
 
