@@ -44,6 +44,8 @@ def test_a_scale_that_is_too_small_does_not_grow_beyond_all_bounds():
     1.2 a Newton step went to 3.2 and beyond, from where few fits came back."""
     low, high = seen(3.0).bounds(np.eye(SIZE)[0] * 3.0)
     assert (low[0], high[0]) == (-0.25, 1.5)
+    low, high = seen(-3.0).bounds(np.eye(SIZE)[0] * -3.0)
+    assert (low[0], high[0]) == (-4.5, 0.75), "a scale that is too large has far to go"
 
 
 def test_a_score_that_turns_or_vanishes_ends_the_search():

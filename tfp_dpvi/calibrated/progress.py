@@ -25,8 +25,8 @@ _GOES_ON = 1.5
 # From a noise of so many lengths of a score on, in each of d coordinates over sqrt(d), the score of
 # a scale that is far too large is not clear in these calls.
 _MOST_NOISE = 0.16
-# From a scale that is too large a Newton step is shorter than this in whitened coordinates of a
-# record. From one that is too small it is far too long: there the score grows beyond all bounds.
+# A scale that is too large has a bounded score, and far to go. The score of one that is too small
+# grows beyond all bounds: its Newton step is no longer than this, in whitened coordinates.
 _LONGEST = 1.0
 # Of the planned step, twice the last one: the longest step forward and back.
 _MORE = 1.5
@@ -110,7 +110,7 @@ class Search:
         Args:
           newton: The Newton step for `pull`, shape [d].
         """
-        planned = self.steps * np.clip(newton, -_LONGEST, _LONGEST)
+        planned = self.steps * np.minimum(newton, _LONGEST)
         return np.sort([_MORE * planned, -_BACK * planned], axis=0)
 
 
