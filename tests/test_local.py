@@ -280,6 +280,24 @@ def test_a_narrow_likelihood_of_a_person_is_integrated(scale):
         np.testing.assert_allclose(value, whole, atol=1e-2)
 
 
+@pytest.mark.parametrize("times", [[0.0, 1.0, 2.0], [2015.0, 2016.0, 2017.0]])
+def test_no_record_ends_a_fit(times):
+    """Of infinite, missing and huge outcomes others' densities are what they were, beside a column
+    of years too, whose latents' covariance has hardly a root."""
+    time = np.tile(np.array(times, np.float32), 3)[:, None]
+    rows = dpvi.local.unit_quadrature(
+        lambda z: tfd.Gamma(0.5, tf.exp(-z[..., 0] - 0.1 * time * z[..., 1])), dimension=2
+    )
+    alike = np.ones([3, 3], np.float32)
+    before = of_persons(rows).log_prob(alike).numpy()
+    assert np.isfinite(before).all()
+    for odd in (0.0, np.nan, np.inf, 1e38, -1.0):
+        value = alike.copy()
+        value[1] = odd
+        after = of_persons(rows).log_prob(value).numpy()
+        np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+
+
 def test_a_conditional_that_takes_no_points_of_a_persons_own_is_refused():
     rows = dpvi.local.unit_quadrature(
         lambda z: tfd.Normal(z[:, 0] + np.zeros([9, 1]) * z[:, 1], 1.0),

@@ -19,8 +19,8 @@ from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
 MOST_POINTS = 10_000
 """The most points of a quadrature."""
 
-# Twice as many points look for the integrand at first. Then few are moved so often, each time
-# nearer by a factor of about 3.
+# Many points look for the integrand at first. Then few are moved so often, each time nearer by a
+# factor of about 3.
 _FEW_POINTS = 4
 _NUM_MOVES = 4
 # Where one point has all the weight, its integrand is taken to be so many gaps of points wide.
@@ -45,8 +45,8 @@ def hermite_grid(num_points: int, dimension: int) -> tuple[np.ndarray, np.ndarra
     power = check.count("dimension", dimension, 1)
     if num_points**power > MOST_POINTS:
         raise ValueError(
-            f"num_points={num_points} in dimension={power}: use fewer than {MOST_POINTS} points, "
-            "or Variational."
+            f"num_points: {num_points} points in each of {power} dimensions are more than "
+            f"{MOST_POINTS}: use fewer, or Variational."
         )
     points, weights = np.polynomial.hermite_e.hermegauss(num_points)
     grid = np.array([*itertools.product(points, repeat=power)])
@@ -169,12 +169,12 @@ class _IntegratedOfUnits(_OfUnits):
         num, size = tf.shape(self._mask)[0], self._dimension or 1
         centre = tf.zeros([num, size], self._latent_dtype)
         root = tf.eye(size, batch_shape=[num], dtype=centre.dtype)
-        few = min(_FEW_POINTS, self._num_points)
-        for num_points in [2 * self._num_points] + [few] * _NUM_MOVES:
+        for num_points in (2 * self._num_points, *[_FEW_POINTS] * _NUM_MOVES):
             z, logs = self._log_terms(value, centre, root, num_points)
             centre, root = _moments(z, tf.stop_gradient(logs), root, num_points)
-        logs = self._log_terms(value, centre, root, self._num_points)[1]
-        return tf.reduce_logsumexp(logs, axis=1)
+        return tf.reduce_logsumexp(
+            self._log_terms(value, centre, root, self._num_points)[1], axis=1
+        )
 
     def _log_terms(
         self,
@@ -237,14 +237,14 @@ def _moments(
     """
     gap = np.diff(hermite_grid(num_points, 1)[0][:, 0]).min(initial=_WIDEST_GAP)
     floor = tf.constant(logs.dtype.min / 4.0, logs.dtype)
+    # A density of 0 or NaN says nothing about where points should lie.
     logs = tf.maximum(tf.where(tf.math.is_nan(logs), floor, logs), floor)
     weights = tf.nn.softmax(logs, axis=1)
     centre = tf.einsum("np,npi->ni", weights, z)
     away = z - centre[:, None]
     covariance = tf.einsum("np,npi,npj->nij", weights, away, away)
-    least = (_WITHIN_GAP * gap) ** 2 * tf.linalg.matmul(root, root, transpose_b=True)
-    whole = covariance + least
-    scale = tf.sqrt(whole) if z.shape[2] == 1 else tf.linalg.cholesky(whole)
+    covariance += (_WITHIN_GAP * gap) ** 2 * tf.linalg.matmul(root, root, transpose_b=True)
+    scale = tf.sqrt(covariance) if z.shape[2] == 1 else tf.linalg.cholesky(covariance)
     return tf.stop_gradient(centre), tf.stop_gradient(scale)
 
 

@@ -179,13 +179,14 @@ def unit_quadrature(
         its own, for n rows.
       dimension: As for `quadrature`; 2 for an intercept and a slope, `z[..., 0]` and `z[..., 1]`.
       num_points: The points in each dimension. They are moved to where the likelihood of all rows
-        of a person lies, so that it may be as narrow as it likes.
+        of a person lies, so that it may be as narrow as it likes; twice as many look for it.
       dtype: The float type of the prior.
 
     Raises:
       ValueError: As for `quadrature`.
     """
-    row = quadrature(conditional, dimension=dimension, dtype=dtype)
+    twice = 2 * check.count("num_points", num_points, 1)
+    row = quadrature(conditional, dimension=dimension, num_points=twice, dtype=dtype)
     return IntegratedLatent(row, conditional, num_points=num_points, dimension=dimension)
 
 

@@ -739,7 +739,7 @@ def converted(
     strange = np.zeros(len(values), bool)
     with warnings.catch_warnings():
         # NumPy warns where it moves dates with a time zone.
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*timezone")
         with contextlib.suppress(TypeError, ValueError, OverflowError, Warning):
             return convert(values), strange
         numbers = np.zeros(len(values))

@@ -506,16 +506,14 @@ class Study:
 
 def _check_optimizer(optimizer: check.Unchecked, family: str, clipping: str) -> None:
     """Refuses an optimizer that no hospital can run, or not with this family and clip."""
-    if not isinstance(optimizer, DPOptimizer) or isinstance(
-        optimizer, TermwiseOptimizer | ScoringOptimizer
-    ):
+    of_other_models = isinstance(optimizer, TermwiseOptimizer | ScoringOptimizer)
+    if not isinstance(optimizer, DPOptimizer) or of_other_models:
         raise TypeError(
             f"optimizer={check.shown(optimizer)} is no DP-Keras optimizer for single records; "
             "pass for instance DPKerasAdamOptimizer."
         )
-    if isinstance(optimizer, InformationOptimizer) and (
-        family != "mean_field" or clipping != "flat"
-    ):
+    is_plain = family == "mean_field" and clipping == "flat"
+    if isinstance(optimizer, InformationOptimizer) and not is_plain:
         raise ValueError(
             f"family={family!r}, clipping={clipping!r}: InformationOptimizer goes with "
             "'mean_field' and 'flat' alone; pass DPKerasAdamOptimizer."
@@ -566,7 +564,7 @@ def _source(function: Callable[..., Any]) -> str:
         if isinstance(value, int | float | str | np.ndarray | tf.Tensor)
         or (inspect.isfunction(value) and value.__module__ == function.__module__)
     }
-    return hashlib.sha256(text.encode()).hexdigest()[:16] + _digest_of(constants) * bool(constants)
+    return hashlib.sha256(text.encode()).hexdigest()[:16] + _digest_of(constants)
 
 
 def _rounded(values: np.ndarray, unit: np.ndarray | float) -> np.ndarray:
