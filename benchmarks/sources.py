@@ -84,9 +84,8 @@ def write_files(folder: pathlib.Path, num: int) -> None:
     with tf.io.TFRecordWriter(str(folder / "records.tfrecord")) as writer:
         # A record of the file is a thousand rows: one each would take minutes to write.
         for start in range(0, num, 1000):
-            writer.write(
-                np.column_stack([x[start : start + 1000], y[start : start + 1000]]).tobytes()
-            )
+            rows_of_one = np.column_stack([x[start : start + 1000], y[start : start + 1000]])
+            writer.write(rows_of_one.astype("float32").tobytes())
 
 
 def _tfrecord(path: pathlib.Path) -> Any:
