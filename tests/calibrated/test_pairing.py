@@ -273,6 +273,31 @@ def test_rows_are_tried_under_a_vague_prior_whose_draws_overflow(mixes):
         Pairing(BayesianModel(prior, counts), records, log_scales=True)
 
 
+@pytest.mark.parametrize("mixes", [False, True])
+def test_rounded_densities_of_huge_counts_say_nothing_of_other_rows(mixes):
+    """Rates of e^16 at a draw of the prior: alone and in a batch, densities differed by rounding."""
+
+    def counts(params, x):
+        score = params["w"][0] + x[:, 0] * params["w"][1]
+        size = tf.cast(tf.shape(x)[0], tf.float32)
+        # A density that reads the size of the batch alone is seen by no move of a row.
+        score = score + tf.math.log(size) if mixes else score
+        return dpvi.local.quadrature(lambda z: tfd.Poisson(log_rate=score[:, None] + 0.5 * z))
+
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(15.0, 0.1), 2)})
+    records = make_records(
+        np.ones([4, 2], "float32"), np.ones(4, "float32"), None, dtype=np.float32, validate=False
+    )
+    with pytest.raises(CannotPairError, match="moderate"):
+        Pairing(BayesianModel(prior, counts), records, log_scales=True)
+    vague = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 20.0), 2)})
+    found = contextlib.nullcontext()
+    if mixes:
+        found = pytest.raises(CannotPairError, match="depends on other records")
+    with found:
+        Pairing(BayesianModel(vague, counts), records, log_scales=True)
+
+
 def test_rows_are_tried_where_their_densities_say_something():
     """Under a vague prior all rates may be 0, and no density shows on which records they depend."""
 

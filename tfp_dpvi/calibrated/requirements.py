@@ -22,6 +22,8 @@ _VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30, math.inf, math.nan)
 # Larger ones may be lengths, which take memory.
 _INTEGERS = (*range(_NUM_TRIED), -1, 100)
 _NUM_DRAWS = 64
+# The density of a count is a difference of terms as large as the count.
+_LARGE = 1e3
 # Of the distance of parameters from the prior's middle, where rows are tried.
 _SHARES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _REFUSALS = (*LIKELIHOOD_ERRORS, tf.errors.OpError)
@@ -77,7 +79,8 @@ def check_rows(model: BayesianModel, coordinates: Coordinates, records: Records)
         found |= seen is not None
     if not found:
         raise CannotPairError(
-            "the likelihood has no finite draws at synthetic inputs, to check its rows"
+            "the likelihood has no finite draws of moderate size at synthetic inputs, to check its "
+            "rows"
         )
 
 
@@ -90,7 +93,7 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
 
     Returns:
       Whether a row depends on its own inputs, and so would show it if it did on others'; None if
-      there is nothing to draw.
+      there is nothing to draw, or nothing but rounded densities.
 
     Raises:
       CannotPairError: A row depends on another one.
@@ -105,6 +108,8 @@ def _rows_are_apart(trials: Trials, x: Structure) -> bool | None:
             # The numbers of rows may be no categories.
             return seen if number else None
         if not is_alone(start, before):
+            if _are_large(before[2:]):
+                return None
             raise CannotPairError("the density of one record depends on other records of the batch")
         for row in range(_NUM_TRIED):
             others = np.arange(_NUM_TRIED) != row
@@ -146,6 +151,11 @@ def _can_be_used(drawn: list[np.ndarray] | None) -> TypeGuard[list[np.ndarray]]:
     return drawn is not None and bool(
         all(part.dtype.kind != "f" or np.isfinite(part).all() for part in drawn) and drawn[1].all()
     )
+
+
+def _are_large(twins: list[np.ndarray]) -> bool:
+    """Returns whether the densities of twins may be rounded, as those of counts of millions are."""
+    return any(np.max(np.abs(part), initial=0.0) > _LARGE for part in twins)
 
 
 def _trials(model: BayesianModel, params: Structure) -> Trials:
