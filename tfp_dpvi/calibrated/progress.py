@@ -74,7 +74,6 @@ class Search:
         self.steps = np.zeros(len(is_scale))
         self.pull = np.zeros(len(is_scale))
         self._next = np.ones(len(is_scale))
-        self._direction = np.zeros(len(is_scale))
         self._looks = np.zeros(len(is_scale))
 
     def judge(self, progress: Progress) -> None:
@@ -89,16 +88,14 @@ class Search:
         self._looks += 1.0
         self.pull = self.pull + (progress.pull - self.pull) / self._looks
         noise = progress.noise / np.sqrt(self._looks)
-        has_begun = self._direction != 0.0
         # A score that was clear need not be as clear again.
-        along = np.where(has_begun, self._direction * self.pull / _GOES_ON, abs(self.pull) / _SURE)
+        along = -self.pull / np.where(self._next > 1.0, _GOES_ON, _SURE)
         can_go = self._is_scale & (self._looks <= _PATIENCE)
         goes_on = can_go & (along > noise)
         waits = can_go & (self._looks < _PATIENCE) & (along > -noise)
         self.is_on = bool(np.any(goes_on | waits))
         self.steps = np.where(goes_on, self._next, 0.0)
         self._next = np.minimum(self._next * np.where(goes_on, 2.0, 1.0), _MOST_NEWTON)
-        self._direction = np.where(goes_on, np.sign(self.pull), self._direction)
         self._looks = np.where(goes_on, 0.0, self._looks)
 
     def bounds(self, newton: np.ndarray) -> np.ndarray:
@@ -109,7 +106,7 @@ class Search:
         Args:
           newton: The Newton step for `pull`, shape [d].
         """
-        planned = self.steps * np.minimum(newton, _LONGEST)
+        planned = self.steps * newton
         return np.sort([_MORE * planned, -_BACK * planned], axis=0)
 
 

@@ -69,6 +69,9 @@ _SLOWER = 3.5
 _LONGEST = 2.0
 # And for mixtures, in whitened units: a longer step can swap components, or lose one.
 _LONGEST_OF_MIXTURE = 1.0
+# Between two looks at what steps released, the logarithm of a scale grows by at most this: where the
+# scale is far too small, or others are far off, its score has no bounds.
+_MOST_GROWTH = 1.0
 # Where information vanishes, steps wander over at most this share of the prior's width.
 _WANDER = 0.3
 # And at most over this distance, in whitened units: farther away scores are not linear.
@@ -166,6 +169,7 @@ class Scoring:
         self._order = np.argsort(ranks, kind="stable")
         # In W they come first, so that their coordinates move nothing else.
         self._is_scale = np.sort(ranks) == SCALE
+        self._growth = np.where(ranks == SCALE, _MOST_GROWTH, math.inf)
         self.set_inputs(x)
         self.theta = tf.Variable(self.prior.mean, dtype=dtype, trainable=False, name="theta")
         square = np.eye(self.size)
@@ -175,6 +179,8 @@ class Scoring:
         self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
         bounds = _unbounded(self.size)
         self._bounds = tf.Variable(bounds, dtype=dtype, trainable=False, name="bounds")
+        most = self.theta + self._growth
+        self._most = tf.Variable(most, dtype=dtype, trainable=False, name="most")
         self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
         likelihood, self.ranking = self._likelihood_at_start()
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
@@ -328,7 +334,8 @@ class Scoring:
         step = tf.linalg.matvec(self._gain, pull)
         step = tf.clip_by_value(step, *tf.unstack(self._bounds))
         step *= self._longest / tf.maximum(tf.norm(step), self._longest)
-        return tf.linalg.matvec(self._whitening, step, transpose_a=True)
+        step = tf.linalg.matvec(self._whitening, step, transpose_a=True)
+        return tf.minimum(step, self._most - self.theta)
 
     # ------------------------------------------------------------------ between steps
 
@@ -394,6 +401,7 @@ class Scoring:
             self._bounds.assign(self._search.bounds(newton @ self._search.pull))
             return
         self._bounds.assign(_unbounded(self.size))
+        self._most.assign(self.theta + self._growth)
         gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
