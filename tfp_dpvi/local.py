@@ -16,15 +16,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tfp_dpvi import _deprecation
 from tfp_dpvi import _validate as check
+from tfp_dpvi._quadrature import MOST_POINTS, Latent, hermite_grid
 from tfp_dpvi._tf import Derived, Structure, tf, tfd, tfp
-from tfp_dpvi._unit_latents import (
-    MOST_POINTS,
-    IntegratedLatent,
-    NormalLatent,
-    UnitLatent,
-    hermite_grid,
-)
+from tfp_dpvi._unit_latents import IntegratedLatent, NormalLatent, RecordLatent, UnitLatent
 
 __all__ = [
     "UnitLatent",
@@ -40,10 +36,10 @@ def quadrature(
     conditional: Callable[[tf.Tensor], tfd.Distribution],
     *,
     dimension: int | None = None,
-    num_points: int = 20,
+    num_points: int = 8,
     dtype: tf.DType | str = "float32",
-) -> tfd.MixtureSameFamily:
-    """Sums out a standard normal latent of each record by Gauss-Hermite quadrature.
+) -> tfd.Distribution:
+    """Sums out a standard normal latent of each record by adaptive Gauss-Hermite quadrature.
 
     Item response models have such latents:
 
@@ -65,22 +61,50 @@ def quadrature(
 
     Args:
       conditional: `conditional(z)` returns a TFP distribution of records given z. Its last batch
-        dimension runs over the points: batch shape [P], or [n, P] if it depends on a batch x of n
-        records. For another mean and scale use `loc + scale * z`.
-      dimension: None for a scalar z, of shape [P]; d for z of shape [P, d]. P is `num_points` to
+        dimension runs over the points: batch shape [P] for z of shape [P] if it reads no x, or
+        [n, P] for z of shape [n, P] if it depends on a batch x of n records, as by
+        `score[:, None] + z`. For another mean and scale use `loc + scale * z`.
+      dimension: None for a scalar z; d for z of shape [P, d], or [n, P, d]. P is `num_points` to
         the power of d.
-      num_points: The points in each dimension. Exact for polynomials of degree below 2
-        `num_points`; a likelihood much narrower than the spacing of the points (about 0.5 near 0
-        for 20) needs more.
+      num_points: The points in each dimension. They are moved to where the likelihood of each
+        record lies, so that it may be as narrow as it likes; twice as many look for it.
       dtype: The float type of the prior.
+
+    Returns:
+      A distribution of records. Its moments and its `cdf` are by fixed points.
 
     Raises:
       ValueError: There are too many points, or the batch shape of `conditional` does not end with
         them.
     """
-    grid, logs = hermite_grid(num_points, 1 if dimension is None else dimension)
-    z = tf.constant(grid[:, 0] if dimension is None else grid, dtype)
-    return _mixture(conditional(z), tf.constant(logs, dtype), len(grid))
+    latent = _latent(conditional, dimension, num_points, dtype)
+    row = _at_fixed_points(latent)
+    if row.batch_shape.rank == 0 or latent.takes_points_of_rows(row.batch_shape[0]):
+        return RecordLatent(row, latent)
+    _deprecation.warn(
+        "quadrature with points z of shape [P] for n records",
+        "one with z of shape [n, P], moved to each record (write z[..., 0] and score[:, None] + z)",
+    )
+    return row
+
+
+def _latent(
+    conditional: Callable[[tf.Tensor], tfd.Distribution],
+    dimension: int | None,
+    num_points: int,
+    dtype: tf.DType | str,
+) -> Latent:
+    count = check.count("num_points", num_points, 1)
+    # Refused here if there are too many.
+    hermite_grid(count, 1 if dimension is None else dimension)
+    return Latent(conditional, count, dimension, tf.as_dtype(dtype))
+
+
+def _at_fixed_points(latent: Latent) -> tfd.MixtureSameFamily:
+    """Returns the mixture over points of the prior."""
+    grid, logs = hermite_grid(latent.num_looking, latent.size)
+    components = latent.given(tf.constant(grid, latent.dtype))
+    return _mixture(components, tf.constant(logs, latent.dtype), len(grid))
 
 
 def enumeration(
@@ -185,9 +209,8 @@ def unit_quadrature(
     Raises:
       ValueError: As for `quadrature`.
     """
-    twice = 2 * check.count("num_points", num_points, 1)
-    row = quadrature(conditional, dimension=dimension, num_points=twice, dtype=dtype)
-    return IntegratedLatent(row, conditional, num_points=num_points, dimension=dimension)
+    latent = _latent(conditional, dimension, num_points, dtype)
+    return IntegratedLatent(RecordLatent(_at_fixed_points(latent), latent), latent)
 
 
 def unit_normal(loc: tf.Tensor, scale: tf.Tensor, unit_scale: tf.Tensor) -> UnitLatent:

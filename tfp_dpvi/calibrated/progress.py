@@ -25,9 +25,10 @@ _GOES_ON = 1.5
 # From a noise of so many lengths of a score on, in each of d coordinates over sqrt(d), the score of
 # a scale that is far too large is not clear in these calls.
 _MOST_NOISE = 0.16
-# A scale that is too large has a bounded score, and far to go. The score of one that is too small
-# grows beyond all bounds: its Newton step is no longer than this, in whitened coordinates.
-_LONGEST = 1.0
+# The score of a scale that is far too large is bounded, by .71 for the logarithm of a normal's, over
+# its standard deviation. That of one which is too small, or beside a location that is off, is not:
+# there a search would not come back.
+_BOUNDED = 1.0
 # Of the planned step, twice the last one: the longest step forward and back.
 _MORE = 1.5
 _BACK = 0.25
@@ -52,8 +53,8 @@ class Progress(NamedTuple):
 class Search:
     """The first steps, from a vague prior's mean: scales move, and nothing else.
 
-    A scale may be a thousand times too large there. Its score is clear, and is followed in ever
-    longer steps. A step in the other coordinates would be noise in units of that scale, from which
+    A scale may be a thousand times too large there, or a precision too small. Its score is clear and
+    bounded, and is followed in ever longer steps. A step in the other coordinates would be noise in units of that scale, from which
     there is no way back. The search ends where no scale's score goes straight on.
 
     Args:
@@ -74,6 +75,7 @@ class Search:
         self.steps = np.zeros(len(is_scale))
         self.pull = np.zeros(len(is_scale))
         self._next = np.ones(len(is_scale))
+        self._direction = np.zeros(len(is_scale))
         self._looks = np.zeros(len(is_scale))
 
     def judge(self, progress: Progress) -> None:
@@ -88,13 +90,16 @@ class Search:
         self._looks += 1.0
         self.pull = self.pull + (progress.pull - self.pull) / self._looks
         noise = progress.noise / np.sqrt(self._looks)
+        has_begun = self._direction != 0.0
         # A score that was clear need not be as clear again.
-        along = -self.pull / np.where(self._next > 1.0, _GOES_ON, _SURE)
-        can_go = self._is_scale & (self._looks <= _PATIENCE)
+        along = np.where(has_begun, self._direction * self.pull / _GOES_ON, abs(self.pull) / _SURE)
+        is_far = abs(self.pull) - noise < _BOUNDED / math.sqrt(len(self.pull))
+        can_go = self._is_scale & is_far & (self._looks <= _PATIENCE)
         goes_on = can_go & (along > noise)
         waits = can_go & (self._looks < _PATIENCE) & (along > -noise)
         self.is_on = bool(np.any(goes_on | waits))
         self.steps = np.where(goes_on, self._next, 0.0)
+        self._direction = np.where(goes_on, np.sign(self.pull), self._direction)
         self._next = np.minimum(self._next * np.where(goes_on, 2.0, 1.0), _MOST_NEWTON)
         self._looks = np.where(goes_on, 0.0, self._looks)
 

@@ -17,11 +17,15 @@ from tfp_dpvi.calibrated.centred import (
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import Ranking, centred_bins, centred_ranks
 from tfp_dpvi.calibrated.twins import simulate_twins, with_zeros
-from tfp_dpvi.gradients.base import take_apart
-from tfp_dpvi.gradients.vmap import gradients_of
+from tfp_dpvi.calibrated.weights import numbers_of
+from tfp_dpvi.gradients import Clip, ClippedSum
+from tfp_dpvi.gradients.base import PerExample, take_apart
+from tfp_dpvi.gradients.vmap import gradients_of, weighted_sum
 
 # Outcomes of more values are simulated.
 _MOST_VALUES = 8
+# From this share of the clip on, a score counts as clipped.
+_CLIPPED = 0.98
 # Of a distribution whose scores are factorised.
 _MOST_PARAMETERS = 6
 
@@ -232,6 +236,40 @@ def model_scores(
         # Finite as they are: what is released of a record is at most its squared distance.
         return _of_two(*arguments, distribution, clip)
     return _of_values(*arguments, distribution, values, clip).selected()
+
+
+def clipped_sum(
+    scores: ModelScores, clip: Clip, share: tf.Tensor | None
+) -> tuple[ClippedSum, PerExample]:
+    """Returns the sum of centred scores with its sensitivity, and the values of joint releases.
+
+    Args:
+      scores: The scores.
+      clip: The clip.
+      share: Weights over the largest one, shape [n]; None without weights.
+    """
+    centred = scores.centred
+    psi = centred.psi
+    kept = tf.cast(scores.usable, psi.dtype)
+    extra = {
+        "rows": centred.rows,
+        "scale": centred.scale,
+        "lack_of_fit": centred.square - centred.expected,
+        "ranks": scores.ranks,
+        "wider": centred.wider,
+        "variance": psi,
+    }
+    losses = scores.losses
+    if share is not None:
+        share = kept * share
+        losses = losses * share
+        extra["weights"] = numbers_of(share, centred.length / clip.bound)
+    total = weighted_sum(psi, kept)
+    # A clipped score has the clip's length but for what makes its mean zero.
+    clipped = scores.usable & (tf.norm(psi, axis=1) > _CLIPPED * clip.bound)
+    return ClippedSum([total], clip), PerExample(
+        losses, clipped, scores.usable, gradients=[psi], extra=extra
+    )
 
 
 def possible_values(distribution: tfd.Distribution) -> list[int] | None:

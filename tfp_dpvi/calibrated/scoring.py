@@ -26,14 +26,19 @@ from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.progress import Caution, Progress, Search
 from tfp_dpvi.calibrated.ranks import OutcomeRanks, Ranking, ranking_of
-from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
+from tfp_dpvi.calibrated.scores import (
+    ModelScores,
+    Place,
+    clipped_sum,
+    model_scores,
+    possible_values,
+)
 from tfp_dpvi.calibrated.start import SCALE, middle_of, ranks_of
 from tfp_dpvi.calibrated.weights import (
     ReleasedWeights,
     ScoreVariance,
     WeightScale,
     WeightSums,
-    numbers_of,
     share_of,
 )
 from tfp_dpvi.calibrated.whitening import (
@@ -50,7 +55,6 @@ from tfp_dpvi.calibrated.whitening import (
 from tfp_dpvi.calibrated.wider import SimulatedWider, WiderClip, is_worth
 from tfp_dpvi.gradients import Clip, ClippedGradient, ClippedSum, StepGradient, StepSpec
 from tfp_dpvi.gradients.base import PerExample
-from tfp_dpvi.gradients.vmap import weighted_sum
 from tfp_dpvi.training import Mechanism
 
 # Twins of outcomes with many values.
@@ -69,8 +73,8 @@ _SLOWER = 3.5
 _LONGEST = 2.0
 # And for mixtures, in whitened units: a longer step can swap components, or lose one.
 _LONGEST_OF_MIXTURE = 1.0
-# Between two looks at what steps released, the logarithm of a scale grows by at most this: where the
-# scale is far too small, or others are far off, its score has no bounds.
+# Between two looks at what was released, the logarithm of a scale grows by at most this: if it is
+# far too small, or others are far off, its score has no bounds.
 _MOST_GROWTH = 1.0
 # Where information vanishes, steps wander over at most this share of the prior's width.
 _WANDER = 0.3
@@ -92,8 +96,6 @@ _NUM_PRIOR_DRAWS = 4096
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
 _BISECTIONS = 16
-# From this share of the clip on, a score counts as clipped.
-_CLIPPED = 0.98
 
 
 class FitCoordinates(NamedTuple):
@@ -275,12 +277,12 @@ class Scoring:
             ) -> tuple[ClippedSum, PerExample]:
                 if self.max_weight is None:
                     scores = self._scores(vector, whitening, records, mask, key)
-                    return _clipped_sum(scores, clip, None)
+                    return clipped_sum(scores, clip, None)
                 share, is_weight = share_of(records["sample_weight"], self.max_weight)
                 mask = mask & is_weight
                 weights = RecordWeights(gain * share, gain, spread)
                 scores = self._scores(vector, whitening, records, mask, key, weights)
-                return _clipped_sum(scores, clip, share)
+                return clipped_sum(scores, clip, share)
 
             def pull_back(released: Sequence[tf.Tensor]) -> list[tf.Tensor]:
                 return [-self._step(released[0])]
@@ -399,6 +401,7 @@ class Scoring:
             self._has_searched |= bool(np.any(self._search.steps > _FAR_STEPS))
             self._gain.assign(self._search.steps[:, None] * newton)
             self._bounds.assign(self._search.bounds(newton @ self._search.pull))
+            self._most.assign(np.full(self.size, math.inf))
             return
         self._bounds.assign(_unbounded(self.size))
         self._most.assign(self.theta + self._growth)
@@ -859,37 +862,3 @@ def _noise_of(mechanism: Mechanism) -> float:
 def _unbounded(size: int) -> np.ndarray:
     """Returns bounds of a step that has none, shape [2, d]."""
     return np.outer([-math.inf, math.inf], np.ones(size))
-
-
-def _clipped_sum(
-    scores: ModelScores, clip: Clip, share: tf.Tensor | None
-) -> tuple[ClippedSum, PerExample]:
-    """Returns the sum of centred scores with its sensitivity, and the values of joint releases.
-
-    Args:
-      scores: The scores.
-      clip: The clip.
-      share: Weights over the largest one, shape [n]; None without weights.
-    """
-    centred = scores.centred
-    psi = centred.psi
-    kept = tf.cast(scores.usable, psi.dtype)
-    extra = {
-        "rows": centred.rows,
-        "scale": centred.scale,
-        "lack_of_fit": centred.square - centred.expected,
-        "ranks": scores.ranks,
-        "wider": centred.wider,
-        "variance": psi,
-    }
-    losses = scores.losses
-    if share is not None:
-        share = kept * share
-        losses = losses * share
-        extra["weights"] = numbers_of(share, centred.length / clip.bound)
-    total = weighted_sum(psi, kept)
-    # A clipped score has the clip's length but for what makes its mean zero.
-    clipped = scores.usable & (tf.norm(psi, axis=1) > _CLIPPED * clip.bound)
-    return ClippedSum([total], clip), PerExample(
-        losses, clipped, scores.usable, gradients=[psi], extra=extra
-    )

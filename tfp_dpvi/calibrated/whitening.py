@@ -44,6 +44,8 @@ _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
 # With weights, whose curvature is hardly cut.
 _WEIGHTED_SD = 0.02
+# Of sums in float32: a correlation nearer to 1 is not seen, and may come out larger.
+_ROUNDING = 1e-6
 # Relative to the mean of the diagonal.
 _RIDGE = 1e-3
 # Prior standard deviation of the logarithm of a parameter's scale, at public inputs over private.
@@ -63,8 +65,11 @@ def whitening_of(information: np.ndarray, order: np.ndarray) -> np.ndarray:
       order: The coordinates in the order of the factor, shape [d].
     """
     scale = 1.0 / np.sqrt(np.diag(information))
-    relative = scale[:, None] * information * scale
-    lower = linalg.cholesky(relative[np.ix_(order, order)], lower=True)
+    relative = (scale[:, None] * information * scale)[np.ix_(order, order)]
+    values, vectors = linalg.eigh(relative)
+    if values[0] < _ROUNDING:
+        relative = (vectors * np.maximum(values, _ROUNDING)) @ vectors.T
+    lower = linalg.cholesky(relative, lower=True)
     whitening = np.zeros_like(information)
     whitening[:, order] = linalg.solve_triangular(lower, np.eye(len(order)), lower=True)
     return whitening * scale / np.sqrt(len(order))
