@@ -280,6 +280,62 @@ def test_a_narrow_likelihood_of_a_person_is_integrated(scale):
         np.testing.assert_allclose(value, whole, atol=1e-2)
 
 
+@pytest.mark.parametrize("scale", [0.5, 3.0])
+def test_a_narrow_or_far_likelihood_of_a_record_is_integrated(scale):
+    """Beyond the prior's points a score was off a hundredfold, and a fit went where it pointed."""
+    counts = np.array([0.0, 25.0, 1e3, 1e6])[: 3 if scale < 1.0 else 4]
+    score = tf.Variable(np.ones(len(counts)))
+
+    def records():
+        return dpvi.local.quadrature(
+            lambda z: tfd.Poisson(log_rate=score[:, None] + scale * z), dtype="float64"
+        )
+
+    with tf.GradientTape() as tape:
+        value = records().log_prob(counts)
+    slope = tape.gradient(value, score).numpy()
+    z = np.linspace(-14.0, 14.0, 4_000_001)
+    for number, count in enumerate(counts):
+        logs = stats.poisson.logpmf(count, np.exp(1.0 + scale * z)) + stats.norm.logpdf(z)
+        whole = special.logsumexp(logs)
+        np.testing.assert_allclose(value[number], whole + np.log(z[1] - z[0]), atol=2e-2)
+        # Of E(y - rate | y) by parts, which loses no digits.
+        exact = np.exp(logs - whole) @ z / scale
+        np.testing.assert_allclose(slope[number], exact, rtol=2e-2, atol=2e-2)
+
+
+def test_a_latent_that_is_not_found_makes_a_record_unusable_and_no_wild_score():
+    records = dpvi.local.quadrature(lambda z: tfd.Poisson(log_rate=np.ones([2, 1]) + 0.1 * z))
+    value = records.log_prob(np.array([3.0, 1e6], np.float32)).numpy()
+    assert np.isfinite(value[0])
+    assert np.isnan(value[1])
+
+
+def test_records_are_drawn_from_their_latent():
+    """False-alarm rate below 1e-9: 7 standard errors."""
+    num, mean = 20_000, np.exp(1.0 + 0.5**2 / 2)
+    variance = mean + mean**2 * np.expm1(0.5**2)
+    with_inputs = dpvi.local.quadrature(lambda z: tfd.Poisson(log_rate=np.ones([3, 1]) + 0.5 * z))
+    alone = dpvi.local.quadrature(lambda z: tfd.Poisson(log_rate=1.0 + 0.5 * z))
+    for records, shape in ((with_inputs, (num, 3)), (alone, (num,))):
+        drawn = records.sample(num, seed=[0, 1]).numpy()
+        assert drawn.shape == shape
+        error = np.sqrt(variance / num)
+        assert np.all(np.abs(drawn.mean(axis=0) - mean) < 7 * error)
+        several = records.log_prob(drawn[:4])
+        np.testing.assert_allclose(several[3], records.log_prob(drawn[3]), rtol=1e-5)
+
+
+def test_points_that_all_records_share_stay_fixed_with_a_warning():
+    def plane(z):
+        return tfd.Normal(np.zeros([3, 1], np.float32) + z[:, 0] + 2.0 * z[:, 1], 1.0)
+
+    with pytest.warns(FutureWarning, match=r"z\[\.\.\., 0\]"):
+        records = dpvi.local.quadrature(plane, dimension=2)
+    exact = stats.norm(0.0, np.sqrt(6.0)).logpdf(1.0)
+    np.testing.assert_allclose(records.log_prob(np.ones(3, np.float32)), exact, atol=1e-3)
+
+
 @pytest.mark.parametrize("times", [[0.0, 1.0, 2.0], [2015.0, 2016.0, 2017.0]])
 def test_no_record_ends_a_fit(times):
     """Of infinite, missing and huge outcomes others' densities are what they were, beside a column

@@ -36,7 +36,7 @@ _LEAST_LOG = -1e30
 # The logarithm of the share of a point that has all the weight, so that points lie too far apart.
 _MOST_WEIGHT = math.log(0.9)
 # Where one point has all the weight, its integrand is taken to be so many gaps of points wide.
-_WITHIN_GAP = 0.5
+_WITHIN_GAP = 0.2
 
 
 def hermite_grid(num_points: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
@@ -121,10 +121,11 @@ class Latent(NamedTuple):
         zeros = tf.zeros([num, self.size], self.dtype)
         root = tf.eye(self.size, batch_shape=[num], dtype=self.dtype)
         place = _Place(zeros, root, tf.reduce_sum(zeros, axis=1))
-        logs = place.log_terms(log_density, self.num_looking)
-        place = _looked(tf.stop_gradient(logs), self.num_looking, self.size)
+        place = place.with_moments(log_density, self.num_looking)
         for _ in range(_NUM_MOVES):
             place = place.moved(tf.stop_gradient(place.log_integrand(log_density, _STENCIL)))
+        # A skewed integrand is wider than its top says.
+        place = place.with_moments(log_density, self.num_points)
         logs = place.log_terms(log_density, self.num_points)
         total = tf.reduce_logsumexp(logs, axis=1)
         missed = tf.reduce_max(logs, axis=1) - total > _MOST_WEIGHT
@@ -156,6 +157,31 @@ class _Place(NamedTuple):
         logs = logs - special.logsumexp(logs) + 0.5 * np.sum(points**2, axis=1)
         logs = tf.constant(logs, self.root.dtype) + self.volume[:, None]
         return logs + self.log_integrand(log_density, num_points)
+
+    def with_moments(self, log_density: LogDensity, num_points: int) -> _Place:
+        """Returns places at the integrands' means, with roots of their covariances.
+
+        Args:
+          log_density: The logarithm of each integrand over the density of z.
+          num_points: The number of points in each dimension. If one has all the weight, the
+            integrand may lie anywhere between its neighbours.
+        """
+        size = self.centre.shape[1]
+        logs = tf.stop_gradient(self.log_terms(log_density, num_points))
+        grid = tf.constant(hermite_grid(num_points, size)[0], logs.dtype)
+        gap = np.diff(hermite_grid(num_points, 1)[0][:, 0]).min(initial=1.0)
+        weights = tf.nn.softmax(_bounded(logs), axis=1)
+        mean = tf.linalg.matmul(weights, grid)
+        away = grid - mean[:, None]
+        covariance = tf.einsum("np,npi,npj->nij", weights, away, away)
+        covariance += (_WITHIN_GAP * gap) ** 2 * tf.eye(size, dtype=logs.dtype)
+        root = tf.sqrt(covariance) if size == 1 else tf.linalg.cholesky(covariance)
+        volume = tf.reduce_sum(tf.math.log(tf.linalg.diag_part(root)), axis=1)
+        return _Place(
+            tf.stop_gradient(self.centre + tf.linalg.matvec(self.root, mean)),
+            tf.stop_gradient(tf.linalg.matmul(self.root, root)),
+            tf.stop_gradient(self.volume + volume),
+        )
 
     def moved(self, logs: tf.Tensor) -> _Place:
         """Returns a nearer place, by a Newton step from values alone.
@@ -201,27 +227,6 @@ def _parabola(logs: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
         tf.linalg.matvec(tf.constant(least_squares[1 : size + 1], logs.dtype), logs),
         tf.einsum("np,ijp->nij", logs, tf.constant(curvature, logs.dtype)),
     )
-
-
-def _looked(logs: tf.Tensor, num_points: int, size: int) -> _Place:
-    """Returns places by the moments of integrands at standard points.
-
-    Args:
-      logs: `log_terms` at these points, shape [n, P].
-      num_points: The number of points in each dimension. If one has all the weight, the integrand
-        may lie anywhere between its neighbours.
-      size: The number d of dimensions.
-    """
-    grid = tf.constant(hermite_grid(num_points, size)[0], logs.dtype)
-    gap = np.diff(hermite_grid(num_points, 1)[0][:, 0]).min(initial=1.0)
-    weights = tf.nn.softmax(_bounded(logs), axis=1)
-    centre = tf.linalg.matmul(weights, grid)
-    away = grid - centre[:, None]
-    covariance = tf.einsum("np,npi,npj->nij", weights, away, away)
-    covariance += (_WITHIN_GAP * gap) ** 2 * tf.eye(size, dtype=logs.dtype)
-    root = tf.sqrt(covariance) if size == 1 else tf.linalg.cholesky(covariance)
-    volume = tf.reduce_sum(tf.math.log(tf.linalg.diag_part(root)), axis=1)
-    return _Place(tf.stop_gradient(centre), tf.stop_gradient(root), tf.stop_gradient(volume))
 
 
 def _bounded(logs: tf.Tensor) -> tf.Tensor:

@@ -25,9 +25,9 @@ _GOES_ON = 1.5
 # From a noise of so many lengths of a score on, in each of d coordinates over sqrt(d), the score of
 # a scale that is far too large is not clear in these calls.
 _MOST_NOISE = 0.16
-# The score of a scale that is far too large is bounded, by .71 for the logarithm of a normal's, over
-# its standard deviation. That of one which is too small, or beside a location that is off, is not:
-# there a search would not come back.
+# The score of a scale that is far too large is bounded: by .71 of its standard deviations, for the
+# logarithm of a normal's. That of one which is too small, or beside a location that is off, is not,
+# and a search would not come back.
 _BOUNDED = 1.0
 # Of the planned step, twice the last one: the longest step forward and back.
 _MORE = 1.5
@@ -53,9 +53,10 @@ class Progress(NamedTuple):
 class Search:
     """The first steps, from a vague prior's mean: scales move, and nothing else.
 
-    A scale may be a thousand times too large there, or a precision too small. Its score is clear and
-    bounded, and is followed in ever longer steps. A step in the other coordinates would be noise in units of that scale, from which
-    there is no way back. The search ends where no scale's score goes straight on.
+    A scale may be a thousand times too large there, or a precision too small. Its score is clear
+    and bounded, and is followed in ever longer steps. A step in the other coordinates would be
+    noise in units of that scale, from which there is no way back. The search ends where no scale's
+    score goes straight on.
 
     Args:
       is_scale: Whether a coordinate is that of a number with a constraint, such as a scale, shape
