@@ -5,12 +5,14 @@ Each use of one warns and names the new one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import os
 import pathlib
+import re
 import sys
 import traceback
 import types
@@ -186,17 +188,18 @@ def current_place(place: str) -> str:
     return CLASSES.get(place, place)
 
 
-def import_moved(text: str) -> None:
-    """Imports today's modules of the old ones that a file names, which registers its classes.
+def import_named(text: str) -> None:
+    """Imports the library's modules that a file names, which registers their classes.
 
-    Who loads a file cannot change the paths in it, so that there is no warning.
+    Of old modules it imports today's. Who loads a file cannot change the paths in it, so that there
+    is no warning.
 
     Args:
       text: The file's JSON.
     """
-    for old, new in MODULES.items():
-        if f'"{old}"' in text:
-            importlib.import_module(new)
+    for name in {*re.findall(r'"(tfp_dpvi(?:\.(?!__)\w+)+)"', text)}:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(MODULES.get(name, name))
 
 
 def warn(old: str, new: str) -> None:

@@ -98,7 +98,9 @@ def test_a_censored_time_counts_as_the_chance_of_a_later_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_it_runs_and_is_right_without_noise(name, tmp_path, capsys):
-    result = shared.main(family(name), ["--num=1000", f"--output={tmp_path}"])
+    # The spread of 20 areas of 50 persons has a posterior from which neither chain nor fit comes back.
+    num = 10_000 if name == "small_areas" else 1_000
+    result = shared.main(family(name), [f"--num={num}", f"--output={tmp_path}"])
     assert "within" in capsys.readouterr().out
     saved = json.loads((tmp_path / f"{name}.json").read_text())
     assert saved == json.loads(json.dumps(result))

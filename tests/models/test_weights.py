@@ -112,7 +112,7 @@ def not_cut_to_the_largest_weight():
     def faulty(weight, most):
         return weight / most, tf.fill(tf.shape(weight), True)
 
-    with mock.patch.object(scoring, "_share_of", faulty):
+    with mock.patch.object(scoring, "share_of", faulty):
         yield
 
 

@@ -263,7 +263,7 @@ def load_model(
             "or in another format. Use another copy, or fit again; the ledger keeps the spending."
         ) from error
     try:
-        _deprecation.import_moved(config)
+        _deprecation.import_named(config)
         model = keras.models.load_model(path, custom_objects=custom_objects, compile=compile)
     except (ImportError, MemoryError, tf.errors.ResourceExhaustedError):  # Not of the file.
         raise

@@ -241,7 +241,7 @@ def _end(
             + np.maximum(without, 1.0)
             + coarse**2 * np.array([np.any(heap & (owners == k)) for k in levels])
         )
-        if without.sum() < _CLEAR * fine * np.sqrt(len(levels)):
+        if without.sum() <= _CLEAR * fine * np.sqrt(len(levels)):
             return []
         draws = tails.fit(excesses, without[outward], variances[outward], generator)
         if draws is None:
