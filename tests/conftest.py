@@ -33,8 +33,8 @@ hypothesis.settings.load_profile("repeatable")
 MOST_SECONDS = 1150
 MOST_SECONDS_OF_A_TEST = 8
 NUM_SLOWEST = 20
-# After a test of so many, circles of its graphs are freed: the slow set had 16 GB of them.
-COLLECTED = 0.3
+# After so many, circles of graphs are freed: the slow set had 16 GB of them.
+COLLECTED_AFTER = 60.0
 
 
 def cpu_seconds():
@@ -50,12 +50,12 @@ class Costs:
     """
 
     def __init__(self):
-        self.before = self.of_item = cpu_seconds()
+        self.before = self.collected = cpu_seconds()
         self.of_tests = collections.Counter()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self):
-        self.before = self.of_item = cpu_seconds()
+        self.before = cpu_seconds()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, call):
@@ -63,8 +63,9 @@ class Costs:
         outcome = yield
         now = cpu_seconds()
         outcome.get_result().cpu_seconds = now - self.before
-        if call.when == "teardown" and now - self.of_item > COLLECTED:
+        if call.when == "teardown" and now - self.collected > COLLECTED_AFTER:
             gc.collect()
+            self.collected = now
         self.before = now
 
     def pytest_runtest_logreport(self, report):
