@@ -10,6 +10,7 @@ from typing import Any
 
 from tfp_dpvi._tf import (
     Model,
+    forget_bijections,
     keras,
     layers_within,
     refuse_keras_3,
@@ -67,7 +68,7 @@ def check_arguments(
     initial_epoch: int,
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> PrivateBackupAndRestore | None:
-    """Checks arguments of `fit`.
+    """Checks arguments of `fit`, and lets go of what models before have traced.
 
     Args:
       refused: Keyword arguments that `fit` does not have.
@@ -81,6 +82,7 @@ def check_arguments(
     Raises:
       TypeError, ValueError: An argument that is unknown, not supported or out of range.
     """
+    forget_bijections()
     arguments.refuse(refused)
     arguments.check_counts(epochs=epochs)
     if not 0 <= initial_epoch < epochs:
