@@ -26,7 +26,7 @@ LogDensity = Callable[[tf.Tensor], tf.Tensor]
 
 # Many points look for the integrand at first. Then a few in each dimension are moved so often.
 _STENCIL = 3
-_NUM_MOVES = 10
+_NUM_MOVES = 6
 # Of the points' scale: the longest move, and the least and the largest change of the scale.
 _LONGEST = 3.0
 _LEAST_SCALE = 0.2
@@ -148,7 +148,7 @@ class _Place(NamedTuple):
     def log_integrand(self, log_density: LogDensity, num_points: int) -> tf.Tensor:
         """Returns the logarithms of the integrands but for a constant, shape [n, P]."""
         points = tf.constant(hermite_grid(num_points, self.centre.shape[1])[0], self.root.dtype)
-        z = self.centre[:, None] + tf.einsum("nij,pj->npi", self.root, points)
+        z = self.centre[:, None] + _times(points, self.root)
         return log_density(z) - 0.5 * tf.reduce_sum(z**2, axis=-1)
 
     def log_terms(self, log_density: LogDensity, num_points: int) -> tf.Tensor:
@@ -173,7 +173,7 @@ class _Place(NamedTuple):
         weights = tf.nn.softmax(_bounded(logs), axis=1)
         mean = tf.linalg.matmul(weights, grid)
         away = grid - mean[:, None]
-        covariance = tf.einsum("np,npi,npj->nij", weights, away, away)
+        covariance = tf.linalg.matmul(weights[..., None] * away, away, transpose_a=True)
         covariance += (_WITHIN_GAP * gap) ** 2 * tf.eye(size, dtype=logs.dtype)
         root = tf.sqrt(covariance) if size == 1 else tf.linalg.cholesky(covariance)
         volume = tf.reduce_sum(tf.math.log(tf.linalg.diag_part(root)), axis=1)
@@ -193,23 +193,30 @@ class _Place(NamedTuple):
           logs: `log_integrand` at the points of the stencil.
         """
         size = self.centre.shape[1]
-        gradient, curvature = _parabola(logs, size)
-        if size == 1:
-            values, vectors = curvature[:, 0], tf.ones_like(curvature)
-        else:
+        along, curvature = _parabola(logs, size)
+        values, root = curvature[:, 0], self.root
+        if size > 1:
             values, vectors = tf.linalg.eigh(curvature)
+            along = tf.linalg.matvec(vectors, along, transpose_a=True)
+            root = tf.linalg.matmul(root, vectors)
         precision = tf.maximum(-values, _MOST_SCALE**-2.0)
-        step = tf.einsum("nij,ni->nj", vectors, gradient) / precision
+        step = along / precision
         scale = tf.maximum(tf.math.rsqrt(precision), _LEAST_SCALE)
         # Farther away longer steps are to follow.
         scale = tf.where(tf.abs(step) > _LONGEST, tf.constant(_MOST_SCALE, step.dtype), scale)
         step = tf.clip_by_value(step, -_LONGEST, _LONGEST)
-        root = tf.linalg.matmul(self.root, vectors)
         return _Place(
-            tf.stop_gradient(self.centre + tf.linalg.matvec(root, step)),
+            tf.stop_gradient(self.centre + tf.reduce_sum(root * step[:, None], axis=2)),
             tf.stop_gradient(root * scale[:, None]),
             tf.stop_gradient(self.volume + tf.reduce_sum(tf.math.log(scale), axis=1)),
         )
+
+
+def _times(points: tf.Tensor, root: tf.Tensor) -> tf.Tensor:
+    """Returns `root u` for points u of shape [P, d] and roots of shape [n, d, d]: [n, P, d]."""
+    if root.shape[-1] == 1:
+        return points * root
+    return tf.linalg.matmul(points, root, transpose_b=True)
 
 
 def _parabola(logs: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -224,8 +231,11 @@ def _parabola(logs: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
     curvature = np.einsum("kp,kij->ijp", least_squares[size + 1 :], units)
     logs = _bounded(logs)
     return (
-        tf.linalg.matvec(tf.constant(least_squares[1 : size + 1], logs.dtype), logs),
-        tf.einsum("np,ijp->nij", logs, tf.constant(curvature, logs.dtype)),
+        tf.linalg.matmul(logs, tf.constant(least_squares[1 : size + 1].T, logs.dtype)),
+        tf.reshape(
+            tf.linalg.matmul(logs, tf.constant(curvature.reshape([size**2, -1]).T, logs.dtype)),
+            [-1, size, size],
+        ),
     )
 
 

@@ -15,32 +15,36 @@ from tfp_dpvi._tf import Derived, Structure, map_apart, tf, tfd, tfp
 
 
 class _LikeRow(Derived):
-    """A distribution like another one, unless a subclass says otherwise."""
+    """A distribution like another one, unless a subclass says otherwise.
+
+    Attributes:
+      row: The other one. That of a latent at fixed points adds up to 1, which moved points do not.
+    """
 
     def __init__(self, row: tfd.Distribution, parameters: dict[str, Any], name: str) -> None:
-        self._row = row
+        self.row = row
         super().__init__(row, parameters, name)
 
     def _log_prob(self, value: Structure) -> tf.Tensor:
-        return self._row.log_prob(value)
+        return self.row.log_prob(value)
 
     def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> Structure:
-        return self._row.sample(n, seed=seed)
+        return self.row.sample(n, seed=seed)
 
     def _mean(self) -> tf.Tensor:
-        return self._row.mean()
+        return self.row.mean()
 
     def _variance(self) -> tf.Tensor:
-        return self._row.variance()
+        return self.row.variance()
 
     def _stddev(self) -> tf.Tensor:
-        return self._row.stddev()
+        return self.row.stddev()
 
     def _cdf(self, value: Structure) -> tf.Tensor:
-        return self._row.cdf(value)
+        return self.row.cdf(value)
 
     def _default_event_space_bijector(self) -> tfp.bijectors.Bijector | None:
-        return self._row.experimental_default_event_space_bijector()
+        return self.row.experimental_default_event_space_bijector()
 
 
 class RecordLatent(_LikeRow):
@@ -60,12 +64,12 @@ class RecordLatent(_LikeRow):
         super().__init__(row, parameters, name)
 
     def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
-        event = self._row.event_shape.as_list()
+        event = self.row.event_shape.as_list()
         value = tf.convert_to_tensor(value, dtype_hint=self.dtype)
         shape = tf.shape(value)[: value.shape.rank - len(event)]
-        shape = tf.broadcast_dynamic_shape(shape, self._row.batch_shape_tensor())
+        shape = tf.broadcast_dynamic_shape(shape, self.row.batch_shape_tensor())
         value = tf.broadcast_to(value, tf.concat([shape, event], axis=0))
-        if self._row.batch_shape.rank == 0:
+        if self.row.batch_shape.rank == 0:
             flat = tf.reshape(value, [-1, *event])
             # Points of one record: conditional has no batch of records.
             logs = self._log_prob_alone(flat) if flat.shape[0] == 1 else self._mapped(flat)
@@ -85,11 +89,11 @@ class RecordLatent(_LikeRow):
 
     def _sample_n(self, n: tf.Tensor | int, seed: tf.Tensor | None = None) -> tf.Tensor:
         first, second = tfp.random.split_seed(tfp.random.sanitize_seed(seed), n=2)
-        batch = self._row.batch_shape_tensor()
+        batch = self.row.batch_shape_tensor()
         shape = tf.concat([batch, [n, self._latent.size]], axis=0)
         z = tf.random.stateless_normal(shape, first, dtype=self._latent.dtype)
         drawn = self._latent.given(z).sample(seed=second)
-        if self._row.batch_shape.rank == 0:
+        if self.row.batch_shape.rank == 0:
             return drawn
         return tf.transpose(drawn, [1, 0, *range(2, drawn.shape.rank)])
 
@@ -139,7 +143,7 @@ class IntegratedLatent(UnitLatent):
 
     def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
         """See `UnitLatent`."""
-        return _IntegratedOfUnits(self._row, self._latent, mask)
+        return _IntegratedOfUnits(self.row, self._latent, mask)
 
 
 class _OfUnits(Derived):
@@ -226,7 +230,7 @@ class NormalLatent(UnitLatent):
 
     def of_units(self, mask: tf.Tensor) -> tfd.Distribution:
         """See `UnitLatent`."""
-        return _NormalOfUnits(self._row, mask, self._scale, self._unit_scale)
+        return _NormalOfUnits(self.row, mask, self._scale, self._unit_scale)
 
 
 class _NormalOfUnits(_OfUnits):

@@ -13,13 +13,13 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
+from tfp_dpvi._unit_latents import RecordLatent, UnitLatent
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.bayes.predictive import posterior_draws
 from tfp_dpvi.calibrated.scores import possible_values
 from tfp_dpvi.calibrated.twins import draw_apart
 from tfp_dpvi.checking.blocks import Block, sensitivity_of
 from tfp_dpvi.data.shapes import zeros_like
-from tfp_dpvi.local import UnitLatent
 from tfp_dpvi.privacy import Sensitivity
 
 Columns: TypeAlias = Mapping[Any, Any]
@@ -159,10 +159,13 @@ def kind_of_outcome(
         distribution = model.distribution_at(draw, zeros)
         facts["scalar"] = distribution.event_shape.rank == 0
         facts["binary"] = possible_values(distribution) == [0, 1]
-        facts["mixed"] = isinstance(distribution, tfd.MixtureSameFamily | UnitLatent)
+        plain = distribution
+        while isinstance(plain, RecordLatent | UnitLatent):
+            plain = plain.row
+        facts["mixed"] = isinstance(plain, tfd.MixtureSameFamily) or plain is not distribution
         facts["name"] = type(distribution).__name__
         drawn, _ = draw_apart(lambda: distribution.sample(seed=tf.constant([1, 2])), (), 2)
-        both = [distribution.prob(tf.constant(each, distribution.dtype)) for each in (0, 1)]
+        both = [plain.prob(tf.constant(each, plain.dtype)) for each in (0, 1)]
         log_prob = tf.cast(distribution.log_prob(drawn), tf.float64)
         return drawn, log_prob, tf.cast(both[0] + both[1], tf.float64)
 
