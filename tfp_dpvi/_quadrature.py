@@ -121,7 +121,7 @@ class Latent(NamedTuple):
         zeros = tf.zeros([num, self.size], self.dtype)
         root = tf.eye(self.size, batch_shape=[num], dtype=self.dtype)
         place = _Place(zeros, root, tf.reduce_sum(zeros, axis=1))
-        place = place.with_moments(log_density, self.num_looking)
+        place = place.with_moments(log_density, self.num_looking, one_peak=True)
         for _ in range(_NUM_MOVES):
             place = place.moved(tf.stop_gradient(place.log_integrand(log_density, _STENCIL)))
         # A skewed integrand is wider than its top says.
@@ -158,19 +158,27 @@ class _Place(NamedTuple):
         logs = tf.constant(logs, self.root.dtype) + self.volume[:, None]
         return logs + self.log_integrand(log_density, num_points)
 
-    def with_moments(self, log_density: LogDensity, num_points: int) -> _Place:
+    def with_moments(
+        self, log_density: LogDensity, num_points: int, *, one_peak: bool = False
+    ) -> _Place:
         """Returns places at the integrands' means, with roots of their covariances.
 
         Args:
           log_density: The logarithm of each integrand over the density of z.
           num_points: The number of points in each dimension. If one has all the weight, the
             integrand may lie anywhere between its neighbours.
+          one_peak: Whether to count only what lies within about a gap of the largest term: between
+            two peaks there may be nothing.
         """
         size = self.centre.shape[1]
         logs = tf.stop_gradient(self.log_terms(log_density, num_points))
         grid = tf.constant(hermite_grid(num_points, size)[0], logs.dtype)
         gap = np.diff(hermite_grid(num_points, 1)[0][:, 0]).min(initial=1.0)
-        weights = tf.nn.softmax(_bounded(logs), axis=1)
+        logs = _bounded(logs)
+        if one_peak:
+            best = tf.gather(grid, tf.argmax(logs, axis=1))[:, None]
+            logs -= 0.5 * tf.reduce_sum(((grid - best) / gap) ** 2, axis=2)
+        weights = tf.nn.softmax(logs, axis=1)
         mean = tf.linalg.matmul(weights, grid)
         away = grid - mean[:, None]
         covariance = tf.linalg.matmul(weights[..., None] * away, away, transpose_a=True)
