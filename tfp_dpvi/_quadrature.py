@@ -124,8 +124,9 @@ class Latent(NamedTuple):
         place = place.with_moments(log_density, self.num_looking, one_peak=True)
         for _ in range(_NUM_MOVES):
             place = place.moved(tf.stop_gradient(place.log_integrand(log_density, _STENCIL)))
-        # A skewed integrand is wider than its top says.
-        place = place.with_moments(log_density, self.num_points)
+        if self.num_points > 1:
+            # A skewed integrand is wider than its top says; one point says nothing of it.
+            place = place.with_moments(log_density, self.num_points)
         logs = place.log_terms(log_density, self.num_points)
         total = tf.reduce_logsumexp(logs, axis=1)
         missed = tf.reduce_max(logs, axis=1) - total > _MOST_WEIGHT

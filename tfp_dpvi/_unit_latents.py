@@ -40,6 +40,9 @@ class _LikeRow(Derived):
     def _stddev(self) -> tf.Tensor:
         return self.row.stddev()
 
+    def _covariance(self) -> tf.Tensor:
+        return self.row.covariance()
+
     def _cdf(self, value: Structure) -> tf.Tensor:
         return self.row.cdf(value)
 
