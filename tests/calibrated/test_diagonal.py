@@ -148,7 +148,7 @@ def test_right_correlations_cover_and_wrong_ones_are_said():
     assert posterior.checks.warnings == []
     # They say something: the prior's standard deviation is .3.
     assert np.median((high - low)[1:]) < 0.75 * 2.0 * 1.645 * 0.3
-    fit.scoring.set_inputs(columns(generator, 1000, 0.0))
+    fit.scoring.likelihood.set_inputs(columns(generator, 1000, 0.0))
     wrong = fit.posterior(fit.run(x, y, seed=1))
     assert any("correlations" in sentence for sentence in wrong.checks.warnings)
 

@@ -10,6 +10,7 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.scores import Place, model_scores
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.data import make_records
+from tfp_dpvi.gradients import StepSpec
 
 PRIOR = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2)})
 START = np.array([0.6, -0.3])
@@ -33,7 +34,7 @@ def test_enumerated_outcomes_are_exact():
     v = x @ whitening.T
     cut = 1.0 / np.maximum(1.0, np.linalg.norm(v, axis=1) * np.maximum(before, 1.0 - before))
     wanted = ((after - before) * cut) @ v / len(x)
-    moved = MovedScores(scoring)
+    moved = MovedScores(scoring.likelihood)
     moved.start(START, whitening)
     np.testing.assert_allclose(moved(TRUTH), wanted, rtol=2e-4, atol=1e-6)
     np.testing.assert_allclose(moved(START), 0.0, atol=1e-7)
@@ -47,13 +48,13 @@ def test_drawn_outcomes_are_weighted():
         return tfd.Normal(tf.linalg.matvec(x, params["w"]), 1.0)
 
     scoring, x, whitening = scoring_of(likelihood, np.array([0.0, 1.0], np.float32))
-    moved = MovedScores(scoring)
+    moved = MovedScores(scoring.likelihood)
     moved.start(START, whitening)
     own = moved(TRUTH)
     rows = np.repeat(x, 200, axis=0)
     y = (rows @ TRUTH + np.random.default_rng(1).normal(size=len(rows))).astype("float32")
     place = Place(
-        scoring.pairing, scoring.vector_at(START), tf.constant(whitening, scoring.theta.dtype)
+        scoring.pairing, scoring.vector(), tf.constant(whitening, scoring.theta.dtype)
     )
     scores = tf.function(model_scores, autograph=False)(
         place,
@@ -61,13 +62,13 @@ def test_drawn_outcomes_are_weighted():
         tf.fill([len(y)], True),
         tf.constant([3, 4], tf.int64),
         bound=1.0,
-        num_twins=scoring.num_twins,
-        ranking=scoring.ranking,
+        num_twins=scoring.likelihood.num_twins,
+        ranking=scoring.likelihood.ranking,
     )
     psi = scores.centred.psi.numpy()
     wanted, error = psi.mean(axis=0), psi.std(axis=0) / np.sqrt(len(psi))
     assert np.abs(own - wanted).max() < 7.0 * error.max()
-    slope = scoring.moments_at(START, whitening).slope
+    slope = scoring.likelihood.moments_at(START, whitening).slope
     linear = slope @ np.linalg.solve(whitening.T, TRUTH - START)
     assert np.linalg.norm(own - wanted) < 0.4 * np.linalg.norm(linear - wanted)
 
@@ -79,3 +80,15 @@ def test_a_secant_says_what_is_expected_along_the_way():
     across = np.array([1.0, -1.0])
     np.testing.assert_allclose(slope @ across, start @ across)
     assert slope == pytest.approx(start + np.outer([-0.25, 0.25], way))
+
+
+def test_held_parameters_stay_where_they_are():
+    """Also a scale that is far larger than where a fit would start."""
+    prior = tfd.JointDistributionNamed({"scale": tfd.HalfNormal(1.0)})
+    model = BayesianModel(prior, lambda params, x: tfd.Normal(x[:, 0], params["scale"]))
+    x = np.zeros([300, 1], np.float32)
+    records = make_records(x, x[:, 0], None, dtype=model.dtype, validate=True)
+    scoring = Scoring(Pairing(model, records, log_scales=True), x, may_widen=False)
+    scoring.hold(np.array([5.0]), 1000)
+    gradient = scoring.gradient(StepSpec(300.0, 300)).draw(tf.constant([0, 1]))
+    np.testing.assert_array_equal(gradient.pull_back([tf.constant([0.3])]), [[0.0]])

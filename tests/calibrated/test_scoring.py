@@ -154,7 +154,7 @@ def test_no_record_passes_the_bounds(name, theta):
     scoring.theta.assign(tf.fill(scoring.theta.shape, theta))
     mask = np.arange(len(x)) % 11 != 0
     (total,), each = run(x, y, mask)
-    check_record_bounds(each, scoring.ranking, name)
+    check_record_bounds(each, scoring.likelihood.ranking, name)
     assert np.isfinite(total).all()
     kept = each.kept.numpy()
     assert not kept[~mask].any()

@@ -202,7 +202,7 @@ def sums_of(study, effects, records=2000, sd=10.0):
     generator = np.random.default_rng(4)
     mean = np.zeros(3)
     theta, whitening = study.point.hold(mean)
-    moments = study.point.scoring.moments_at(theta, whitening)
+    moments = study.point.scoring.likelihood.moments_at(theta, whitening)
     sums = {}
     for number, effect in enumerate(effects):
         score = records * moments.slope @ np.linalg.solve(whitening.T, [effect, 0.1, -0.1])

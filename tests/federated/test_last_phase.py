@@ -12,7 +12,7 @@ from support.federation import answer
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
-from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.scored import ScoredLikelihood
 from tfp_dpvi.data import Continuous, Schema
 from tfp_dpvi.federated import (
     Factor,
@@ -161,14 +161,14 @@ def test_replay_on_neighbours(any_study):
 def test_replay_finds_a_planted_fault(any_study, monkeypatch):
     """Records whose scores are three times as long as the clip."""
     family, study, _ = any_study
-    honest = Scoring._scores
+    honest = ScoredLikelihood.scores
 
     def longer(self, *arguments):
         scores = honest(self, *arguments)
         centred = scores.centred._replace(psi=3.0 * scores.centred.psi)
         return scores._replace(centred=centred)
 
-    monkeypatch.setattr(Scoring, "_scores", longer)
+    monkeypatch.setattr(ScoredLikelihood, "scores", longer)
     with pytest.raises(AssertionError):
         check_replay(family, study, Refiner(study))
 
@@ -262,7 +262,7 @@ def test_a_place_without_information_is_held():
     point = make_study(public_inputs=records(600)[0]).point
     far = np.array([8e5, 1e5])
     theta, _ = point.hold(far)
-    assert not np.trace(point.scoring.moments_at(theta, np.eye(2)).information)
+    assert not np.trace(point.scoring.likelihood.moments_at(theta, np.eye(2)).information)
     np.testing.assert_allclose(point.scoring.theta.numpy(), theta)
 
 
@@ -567,7 +567,7 @@ def like_hospitals(study, num_hospitals, generator, *, sds, records=2000, apart=
     """
     mean = np.zeros(2)
     theta, whitening = study.point.hold(mean)
-    moments = study.point.scoring.moments_at(theta, whitening)
+    moments = study.point.scoring.likelihood.moments_at(theta, whitening)
     delta = shift * generator.normal(size=2) * np.sqrt(2.0 / records)
     sums = {}
     for number in range(num_hospitals):

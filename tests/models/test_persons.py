@@ -14,7 +14,7 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import audit
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.calibrated import scoring
+from tfp_dpvi.calibrated import scored
 from tfp_dpvi.data import units
 
 tfd = tfp.distributions
@@ -156,7 +156,7 @@ def test_a_model_of_ones_own_sums_a_persons_rows_before_the_clip(outcomes):
 @contextlib.contextmanager
 def clipped_by_row():
     """Each row is a record of the clip: a person with 3 rows moves the sum by up to 3 clips."""
-    genuine = scoring.model_scores
+    genuine = scored.model_scores
 
     def by_row(place, records, mask, key, **settings):
         most = records["x"].mask.shape[1]
@@ -168,7 +168,7 @@ def clipped_by_row():
         mask = tf.repeat(mask, most) & tf.reshape(records["x"].mask, [-1])
         return genuine(place, rows, mask, key, **settings)
 
-    with mock.patch.object(scoring, "model_scores", by_row):
+    with mock.patch.object(scored, "model_scores", by_row):
         yield
 
 

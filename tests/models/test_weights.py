@@ -11,7 +11,7 @@ from support.siblings import slow
 import tfp_dpvi as dpvi
 from tfp_dpvi import audit
 from tfp_dpvi._tf import tf, tfp
-from tfp_dpvi.calibrated import scoring
+from tfp_dpvi.calibrated import scored, steps
 from tfp_dpvi.optimizers import ScoringOptimizer
 
 tfd = tfp.distributions
@@ -96,14 +96,14 @@ def test_neighbours_of_any_weight_move_the_releases_by_no_more_than_is_stated(na
 
 @contextlib.contextmanager
 def weighted_after_the_clip():
-    genuine = scoring.model_scores
+    genuine = scored.model_scores
 
     def faulty(place, rows, mask, key, *, weights=None, **settings):
         scores = genuine(place, rows, mask, key, **settings)
         factor = MOST * weights.weight[:, None] * scores.centred.psi
         return scores._replace(centred=scores.centred._replace(psi=factor))
 
-    with mock.patch.object(scoring, "model_scores", faulty):
+    with mock.patch.object(scored, "model_scores", faulty):
         yield
 
 
@@ -112,7 +112,7 @@ def not_cut_to_the_largest_weight():
     def faulty(weight, most):
         return weight / most, tf.fill(tf.shape(weight), True)
 
-    with mock.patch.object(scoring, "share_of", faulty):
+    with mock.patch.object(steps, "share_of", faulty):
         yield
 
 

@@ -401,3 +401,11 @@ def test_saved_and_loaded_it_goes_on(tmp_path):
     model.export(tmp_path / "exported")
     served = tf.saved_model.load(str(tmp_path / "exported")).signatures["predict"]
     np.testing.assert_allclose(served(x=tf.constant(X))["mean"], model.predict(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("outputs", "columns"), [(1, 2), (2, 1)])
+def test_outcomes_that_would_broadcast_are_refused(outputs, columns):
+    """As the losses of Keras do in silence: each output would be compared with each outcome."""
+    model = compiled(dense(outputs), "mse")
+    with pytest.raises(ValueError, match="make them the same"):
+        model.fit(X, X[:, :columns], batch_size=20, verbose=0)

@@ -85,13 +85,13 @@ class CentredFit:
             self._kind = kind
         elif public_inputs is not None:
             inputs = self._inputs_like(records, public_inputs, self.scoring.size)
-            self.scoring.set_inputs(inputs)
+            self.scoring.likelihood.set_inputs(inputs)
 
     def _earlier_inputs(self, records: Records) -> Structure | None:
         """Returns the inputs of an earlier fit if records have such an x, with weights or not."""
         if self.scoring is None:
             return None
-        inputs = tf.nest.map_structure(np.asarray, self.scoring.inputs)
+        inputs = tf.nest.map_structure(np.asarray, self.scoring.likelihood.inputs)
         return inputs if _shapes_of(inputs) == _shapes_of(records.x) else None
 
     def _inputs_like(
@@ -418,7 +418,9 @@ def _checks(
     )
     released = curvatures.weights
     if released is not None:
-        cut, noise = (math.nan, math.nan) if scoring.scale.are_alike else released.share_cut
+        cut, noise = (
+            (math.nan, math.nan) if scoring.likelihood.scale.are_alike else released.share_cut
+        )
         checks = dataclasses.replace(
             checks, weight_variation=released.variation, cut=cut, cut_noise=noise
         )

@@ -12,6 +12,7 @@ from tfp_dpvi._tf import Structure, function_of_model, tf
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE
 from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.scored import ScoredLikelihood
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import without_far_draws
 
@@ -48,7 +49,7 @@ def parameters_that_jump(scoring: Scoring) -> list[str]:
     counts = np.zeros(scoring.size)
     for theta in draws[:_NUM_DRAWS, pairing.index]:
         try:
-            counts += _jumps_at(scoring, theta, widths, changes)
+            counts += _jumps_at(scoring.likelihood, theta, widths, changes)
         except (*LIKELIHOOD_ERRORS, np.linalg.LinAlgError, tf.errors.OpError):
             continue
     jumping = pairing.index[counts >= _NUM_DRAWS / 2]
@@ -56,16 +57,16 @@ def parameters_that_jump(scoring: Scoring) -> list[str]:
 
 
 def _jumps_at(
-    scoring: Scoring,
+    likelihood: ScoredLikelihood,
     theta: np.ndarray,
     widths: np.ndarray,
     changes: tf.types.experimental.PolymorphicFunction,
 ) -> np.ndarray:
     """Returns which parameters jump at some parameters, bool of shape [d]."""
-    information = np.diag(scoring.moments_at(theta, np.diag(widths)).information)
+    information = np.diag(likelihood.moments_at(theta, np.diag(widths)).information)
     information = np.maximum(information, 0.0)
     lengths = 1.0 / np.sqrt(1.0 / widths**2 + information)
-    far, near = (_changes_after(scoring, theta, share * lengths, changes) for share in _SHARES)
+    far, near = (_changes_after(likelihood, theta, share * lengths, changes) for share in _SHARES)
     scored = information * np.square(_SHARES[1] * lengths)
     is_jump: np.ndarray = (
         (near > _LEAST_CHANGE) & (near > _MOST_OVER_SCORES * scored) & (near > _LEAST_SHARE * far)
@@ -74,15 +75,15 @@ def _jumps_at(
 
 
 def _changes_after(
-    scoring: Scoring,
+    likelihood: ScoredLikelihood,
     theta: np.ndarray,
     moves: np.ndarray,
     changes: tf.types.experimental.PolymorphicFunction,
 ) -> np.ndarray:
     """Returns mean squared changes of log densities after moves of single parameters."""
-    places = [scoring.vector_at(moved) for moved in theta + np.diag(moves)]
-    vector = scoring.vector_at(theta)
-    found = changes(scoring.pairing, vector, tf.stack(places), scoring.inputs)
+    places = [likelihood.vector_at(moved) for moved in theta + np.diag(moves)]
+    vector = likelihood.vector_at(theta)
+    found = changes(likelihood.pairing, vector, tf.stack(places), likelihood.inputs)
     means: np.ndarray = found.numpy().astype(np.float64)
     return means
 

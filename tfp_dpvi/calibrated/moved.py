@@ -11,8 +11,8 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf
 from tfp_dpvi.bayes.model import as_event
+from tfp_dpvi.calibrated.scored import NUM_TWINS, ScoredLikelihood
 from tfp_dpvi.calibrated.scores import Place, model_scores, possible_values
-from tfp_dpvi.calibrated.scoring import NUM_TWINS, Scoring
 
 # Outcomes of all public inputs, where they are simulated.
 _NUM_OUTCOMES = 2**16
@@ -27,11 +27,11 @@ class MovedScores:
     ratio of their densities.
 
     Args:
-      scoring: The model and its public inputs.
+      likelihood: The likelihood and its public inputs.
     """
 
-    def __init__(self, scoring: Scoring) -> None:
-        self._scoring = scoring
+    def __init__(self, likelihood: ScoredLikelihood) -> None:
+        self._likelihood = likelihood
         self._density = function_of_model(self._log_densities)
         self._score = function_of_model(self._scores)
 
@@ -42,9 +42,9 @@ class MovedScores:
           theta: The coordinates at which scores are taken, shape [d].
           whitening: W, shape [d, d].
         """
-        scoring = self._scoring
-        vector = scoring.vector_at(theta)
-        found = self._score(vector, tf.constant(whitening, scoring.theta.dtype))
+        likelihood = self._likelihood
+        vector = likelihood.vector_at(theta)
+        found = self._score(vector, tf.constant(whitening, likelihood.dtype))
         self._records = found[:2]
         self._start = self._density(vector, *self._records).numpy()
         psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
@@ -57,7 +57,7 @@ class MovedScores:
         Args:
           truth: The coordinates that outcomes follow, shape [d].
         """
-        logs = self._density(self._scoring.vector_at(truth), *self._records).numpy()
+        logs = self._density(self._likelihood.vector_at(truth), *self._records).numpy()
         usable = self._usable & np.isfinite(logs)
         logs = np.where(usable, logs - self._start, 0.0).astype(np.float64)
         # Those at the point have the mean 0.
@@ -66,7 +66,7 @@ class MovedScores:
         return mean
 
     def _log_densities(self, vector: tf.Tensor, x: Structure, outcomes: Structure) -> tf.Tensor:
-        distribution = self._scoring.pairing.distribution(vector, x)
+        distribution = self._likelihood.pairing.distribution(vector, x)
         return distribution.log_prob(as_event(outcomes, distribution))
 
     def _scores(
@@ -76,12 +76,12 @@ class MovedScores:
 
         Each public input is there once for each of its outcomes.
         """
-        scoring, pairing = self._scoring, self._scoring.pairing
-        num = tf.nest.flatten(scoring.inputs)[0].shape[0]
-        distribution = pairing.distribution(vector, scoring.inputs)
+        likelihood, pairing = self._likelihood, self._likelihood.pairing
+        num = tf.nest.flatten(likelihood.inputs)[0].shape[0]
+        distribution = pairing.distribution(vector, likelihood.inputs)
         values = None if pairing.generative else possible_values(distribution)
         each = max(1, _NUM_OUTCOMES // num) if values is None else len(values)
-        x = tf.nest.map_structure(lambda part: tf.repeat(part, each, axis=0), scoring.inputs)
+        x = tf.nest.map_structure(lambda part: tf.repeat(part, each, axis=0), likelihood.inputs)
         mask = tf.fill([num * each], True)
         weights = tf.fill([num * each], tf.constant(1.0 / each, vector.dtype))
         key = tf.constant([0, 2], tf.int64)
@@ -97,9 +97,9 @@ class MovedScores:
             pairing.records(x, outcomes),
             mask,
             key,
-            bound=scoring.clip.bound,
-            num_twins=scoring.num_twins or NUM_TWINS,
-            ranking=scoring.ranking,
+            bound=likelihood.clip.bound,
+            num_twins=likelihood.num_twins or NUM_TWINS,
+            ranking=likelihood.ranking,
         )
         kept = tf.where(scores.usable, weights, tf.zeros_like(weights))
         return x, outcomes, scores.centred.psi, kept

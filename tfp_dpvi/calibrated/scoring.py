@@ -10,36 +10,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
-from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
-from tfp_dpvi.bayes.units import row_distribution
-from tfp_dpvi.calibrated.centred import RecordWeights
+from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS, have_steps, last_block
-from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, releases_of, squares_of
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.progress import Caution, Progress, Search
-from tfp_dpvi.calibrated.ranks import OutcomeRanks, Ranking, ranking_of
-from tfp_dpvi.calibrated.scores import (
-    ModelScores,
-    Place,
-    clipped_sum,
-    model_scores,
-    possible_values,
-)
+from tfp_dpvi.calibrated.scored import ScoredLikelihood
 from tfp_dpvi.calibrated.start import SCALE, middle_of, ranks_of
+from tfp_dpvi.calibrated.steps import ScoringStep
 from tfp_dpvi.calibrated.weights import (
     ReleasedWeights,
-    ScoreVariance,
     WeightScale,
-    WeightSums,
-    share_of,
 )
 from tfp_dpvi.calibrated.whitening import (
     Curvatures,
@@ -52,13 +38,9 @@ from tfp_dpvi.calibrated.whitening import (
     whitening_of,
     without_far_draws,
 )
-from tfp_dpvi.calibrated.wider import SimulatedWider, WiderClip, is_worth
-from tfp_dpvi.gradients import Clip, ClippedGradient, ClippedSum, StepGradient, StepSpec
-from tfp_dpvi.gradients.base import PerExample
+from tfp_dpvi.gradients import ClippedGradient, StepSpec
 from tfp_dpvi.training import Mechanism
 
-# Twins of outcomes with many values.
-NUM_TWINS = 4
 # Blocks of steps in public coordinates, and blocks before the window.
 _PUBLIC = 3
 _BURN_IN = 5
@@ -69,10 +51,6 @@ _NUM_GAINS = 8
 # With wrong public inputs a full Newton step is several times too long, and would go to and fro.
 _LAST_GAIN = 0.04
 _SLOWER = 3.5
-# The longest step, in whitened units over d: standard deviations of a record's information.
-_LONGEST = 2.0
-# And for mixtures, in whitened units: a longer step can swap components, or lose one.
-_LONGEST_OF_MIXTURE = 1.0
 # Between two looks at what was released, the logarithm of a scale grows by at most this: if it is
 # far too small, or others are far off, its score has no bounds.
 _MOST_GROWTH = 1.0
@@ -93,9 +71,6 @@ _FAR = 0.5
 # Newton steps at once, of a search that passes parameters where information differs.
 _FAR_STEPS = 2.0
 _NUM_PRIOR_DRAWS = 4096
-# Of the unit of coordinates, in search of that which a release says.
-_MOST_LOG_LENGTH = 2.0
-_BISECTIONS = 16
 
 
 class FitCoordinates(NamedTuple):
@@ -122,8 +97,32 @@ class Slope(NamedTuple):
     shrink: float
 
 
+@dataclasses.dataclass
+class _Course:
+    """The progress of a fit, as seen from released and public values.
+
+    Attributes:
+      last_finite: The last parameters with information, shape [d].
+      search: The search of scales.
+      caution: By how much steps are shorter than planned.
+      unlike: How the private information differs from that at public inputs, in coordinates of
+        the latter, shape [d, d]; None if it does not.
+      num_seen: How many blocks of steps in public coordinates were looked at.
+      has_searched: Whether the present block has long steps of a search.
+      released: The sums that were released up to the last call, by name.
+    """
+
+    last_finite: np.ndarray
+    search: Search
+    caution: Caution = dataclasses.field(default_factory=Caution)
+    unlike: np.ndarray | None = None
+    num_seen: int = 0
+    has_searched: bool = False
+    released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
 class Scoring:
-    """The state of fits by scoring steps.
+    """Fits by scoring steps: between two steps it prepares the next ones.
 
     Args:
       pairing: The model's coordinates and simulation.
@@ -134,14 +133,11 @@ class Scoring:
 
     Attributes:
       pairing: The model's coordinates and simulation.
+      likelihood: The likelihood with its scores, and the public inputs.
+      prior: A normal like the prior of the coordinates that the likelihood reads.
       prior_draws: Draws from the prior as coordinates, shape [n, D].
       size: The number d of parameters that the likelihood reads.
-      clip: The clip, 1: scores are whitened to a mean square of 1.
       num_records: The public number N of records.
-      num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
-      ranking: How outcomes are ranked.
-      max_weight: The public largest weight; None without weights.
-      scale: How weights enter the clip; of ones without weights.
       theta: A variable, the parameters, shape [d].
     """
 
@@ -155,16 +151,12 @@ class Scoring:
     ) -> None:
         self.pairing = pairing
         self._may_widen = may_widen
-        self.max_weight = max_weight
         self.size = len(pairing.index)
-        self.clip = Clip(1.0)
         self.num_records = 1
-        dtype = pairing.coordinates.dtype
         coordinates = pairing.coordinates
         self.prior_draws = coordinates.prior_draws(_NUM_PRIOR_DRAWS)
         draws = without_far_draws(self.prior_draws, coordinates.names)
         middle = middle_of(draws, pairing)
-        self._rest = tf.constant(middle, dtype)
         prior = NormalPrior.of_draws(draws[:, pairing.index])
         self.prior = dataclasses.replace(prior, mean=middle[pairing.index])
         ranks = ranks_of(pairing)
@@ -172,47 +164,16 @@ class Scoring:
         # In W they come first, so that their coordinates move nothing else.
         self._is_scale = np.sort(ranks) == SCALE
         self._growth = np.where(ranks == SCALE, _MOST_GROWTH, math.inf)
-        self.set_inputs(x)
-        self.theta = tf.Variable(self.prior.mean, dtype=dtype, trainable=False, name="theta")
-        square = np.eye(self.size)
-        self._whitening = tf.Variable(square, dtype=dtype, trainable=False, name="whitening")
-        self._weight_gain = tf.Variable(1.0, dtype=dtype, trainable=False, name="weight_gain")
-        self._spread = tf.Variable(1.0, dtype=dtype, trainable=False, name="spread")
-        self._gain = tf.Variable(square, dtype=dtype, trainable=False, name="gain")
-        bounds = _unbounded(self.size)
-        self._bounds = tf.Variable(bounds, dtype=dtype, trainable=False, name="bounds")
-        most = self.theta + self._growth
-        self._most = tf.Variable(most, dtype=dtype, trainable=False, name="most")
-        self._prior_pull = tf.Variable(square, dtype=dtype, trainable=False, name="prior_pull")
-        likelihood, self.ranking = self._likelihood_at_start()
-        self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
-        is_mixture = isinstance(row_distribution(likelihood), tfd.MixtureSameFamily | tfd.Mixture)
-        self._start = self._apart() if is_mixture else self.prior.mean
-        self._longest = _LONGEST_OF_MIXTURE if is_mixture else _LONGEST * self.size
-        self.theta.assign(self._start)
-        self._simulate = function_of_model(self._simulated_sums)
+        self.likelihood = ScoredLikelihood(pairing, middle, x, max_weight)
+        self._step = ScoringStep(self.likelihood, self.prior.mean)
+        self.theta = self._step.theta
+        self._start = self._apart() if self.likelihood.is_mixture else self.prior.mean
+        self.start_anew()
         scales = 1.0 / np.sqrt(np.diag(self.prior.precision) * self.size)
         self._first_coordinates = FitCoordinates(np.diag(scales), trusted=True)
         self._coordinates = self._first_coordinates
-        self._slope = Slope(square, 1.0)
-        self._unlike: np.ndarray | None = None
-        self._num_seen = 0
-        self._has_searched = False
-        self._seen: dict[str, np.ndarray] | None = None
-        self._last_finite = self._theta()
-        self._search = Search(self._is_scale, math.inf)
-        self._caution = Caution()
-
-    def _likelihood_at_start(self) -> tuple[tfd.Distribution, Ranking]:
-        traced: list[tuple[tfd.Distribution, Ranking]] = []
-
-        def probe() -> tf.Tensor:
-            likelihood = self.pairing.distribution(self._rest, self._x)
-            traced.append((likelihood, ranking_of(likelihood, NUM_TWINS)))
-            return tf.zeros([])
-
-        tf.function(probe, autograph=False).get_concrete_function()
-        return traced[-1]
+        self._slope = Slope(np.eye(self.size), 1.0)
+        self._course = self._begin(math.inf)
 
     def _apart(self) -> np.ndarray:
         """Returns a start at which the components of a mixture differ.
@@ -232,29 +193,9 @@ class Scoring:
             first += size
         return start
 
-    # ------------------------------------------------------------------ the step
-
     def vector(self) -> tf.Tensor:
         """Returns all coordinates, shape [D]."""
-        index = self.pairing.index[:, None]
-        return tf.tensor_scatter_nd_update(self._rest, index, self.theta)
-
-    def vector_at(self, theta: np.ndarray) -> tf.Tensor:
-        """Returns all coordinates, shape [D], of those that the likelihood reads, shape [d]."""
-        vector = self._rest.numpy().copy()
-        vector[self.pairing.index] = theta
-        return tf.constant(vector, self.theta.dtype)
-
-    @property
-    def inputs(self) -> Structure:
-        """The public inputs, tensors of n rows."""
-        return self._x
-
-    def set_inputs(self, x: Structure) -> None:
-        """Sets the public inputs of later fits, arrays of n rows."""
-        most = num_inputs(self.size)
-        self._x = tf.nest.map_structure(lambda part: tf.constant(part[:most]), x)
-        self.scale = WeightScale.at_start(tf.nest.flatten(self._x)[0].shape[0])
+        return self._step.vector()
 
     def gradient(self, spec: StepSpec) -> ClippedGradient:
         """Returns the centred clip, with its joint releases; pulled back it is a scoring step.
@@ -263,81 +204,7 @@ class Scoring:
           spec: The public size of a step; its number of records holds until the next call.
         """
         self.num_records = spec.num_records
-        clip = self.clip
-
-        def draw(key: tf.Tensor) -> StepGradient:
-            del key
-            vector = self.vector()
-            whitening = tf.convert_to_tensor(self._whitening)
-            gain = tf.convert_to_tensor(self._weight_gain)
-            spread = tf.convert_to_tensor(self._spread)
-
-            def clip_batch(
-                records: dict[str, Structure], mask: tf.Tensor, key: tf.Tensor
-            ) -> tuple[ClippedSum, PerExample]:
-                if self.max_weight is None:
-                    scores = self._scores(vector, whitening, records, mask, key)
-                    return clipped_sum(scores, clip, None)
-                share, is_weight = share_of(records["sample_weight"], self.max_weight)
-                mask = mask & is_weight
-                weights = RecordWeights(gain * share, gain, spread)
-                scores = self._scores(vector, whitening, records, mask, key, weights)
-                return clipped_sum(scores, clip, share)
-
-            def pull_back(released: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-                return [-self._step(released[0])]
-
-            return StepGradient(
-                clip_batch,
-                [tf.zeros_like(self.theta)],
-                pull_back=pull_back,
-                public=tf.identity(self.theta),
-            )
-
-        identity = ("centred", self.pairing.parameters_read, self.num_twins, self.max_weight)
-        releases = releases_of(self.size, clip)
-        is_weighted = self.max_weight is not None
-        # Ranks of a sample whose inclusion depends on outcomes are uneven, and hardly a weighted
-        # score is cut.
-        if is_weighted:
-            releases = (*releases, ScoreVariance(self.size, clip), WeightSums())
-        # What few values an outcome has bounds its score, so that the clip hardly matters.
-        elif self.num_twins:
-            releases = (*releases, OutcomeRanks(self.ranking))
-        is_wide = self._may_widen and is_worth(self.size, self.num_records)
-        if not is_weighted and self.num_twins and is_wide:
-            releases = (*releases, WiderClip(self.size, clip))
-        return ClippedGradient(draw, clip, joint=releases, identity=identity)
-
-    def _scores(
-        self,
-        vector: tf.Tensor,
-        whitening: tf.Tensor,
-        records: dict[str, Structure],
-        mask: tf.Tensor,
-        key: tf.Tensor,
-        weights: RecordWeights | None = None,
-    ) -> ModelScores:
-        return model_scores(
-            Place(self.pairing, vector, whitening),
-            records,
-            mask,
-            key,
-            bound=self.clip.bound,
-            num_twins=self.num_twins or NUM_TWINS,
-            ranking=self.ranking,
-            weights=weights,
-        )
-
-    def _step(self, mean: tf.Tensor) -> tf.Tensor:
-        """Returns the change of theta from the noisy mean of psi."""
-        away = self.theta - tf.constant(self.prior.mean, self.theta.dtype)
-        pull = mean - tf.linalg.matvec(self._prior_pull, away)
-        step = tf.linalg.matvec(self._gain, pull)
-        step = tf.clip_by_value(step, *tf.unstack(self._bounds))
-        step *= self._longest / tf.maximum(tf.norm(step), self._longest)
-        step = tf.linalg.matvec(self._whitening, step, transpose_a=True)
-        return tf.minimum(step, self._most - self.theta)
+        return self._step.gradient(spec.num_records, may_widen=self._may_widen)
 
     # ------------------------------------------------------------------ between steps
 
@@ -371,41 +238,36 @@ class Scoring:
         """
         public, window = self._ends(num_steps)
         if step == 0:
-            self._unlike, self._num_seen = None, 0
-            self._has_searched = False
-            self._seen = None
             noise = _noise_of(mechanism) / math.sqrt(max(1.0, public / _NUM_REFRESHES))
-            self._search = Search(self._is_scale, noise)
-            self._caution = Caution()
-            self._last_finite = self._theta()
-            self._set_scale(WeightScale.at_start(len(self.scale.shares)))
+            self._course = self._begin(noise)
+            self._step.set_scale(WeightScale.at_start(len(self.likelihood.scale.shares)))
         elif step <= window:
             if not np.isfinite(self._theta()).all():
                 self._go_back()
             self._see_progress(accumulated, mechanism, may_search=step <= public)
+        course = self._course
         if step <= public:
             block = last_block(step, num_steps)
-            if self._num_seen < block < _PUBLIC:
-                self._num_seen = block
+            if course.num_seen < block < _PUBLIC:
+                course.num_seen = block
                 # What a long search released holds at none of the parameters that it passed.
-                if not self._has_searched:
+                if not course.has_searched:
                     self._see_private_inputs(accumulated, mechanism, block - 1)
-                self._has_searched = False
+                course.has_searched = False
             self._see_weights(accumulated, mechanism)
             self._follow_public_inputs()
         elif step == window:
             self._use_releases(accumulated, mechanism)
             self._widen_clip(accumulated, mechanism)
-        if self._search.is_on and step < public:
+        search = course.search
+        if search.is_on and step < public:
             newton = np.linalg.inv(self._slope.per_record)
-            self._has_searched |= bool(np.any(self._search.steps > _FAR_STEPS))
-            self._gain.assign(self._search.steps[:, None] * newton)
-            self._bounds.assign(self._search.bounds(newton @ self._search.pull))
-            self._most.assign(np.full(self.size, math.inf))
+            course.has_searched |= bool(np.any(search.steps > _FAR_STEPS))
+            self._step.gain.assign(search.steps[:, None] * newton)
+            self._step.set_limits(search.bounds(newton @ search.pull))
             return
-        self._bounds.assign(_unbounded(self.size))
-        self._most.assign(self.theta + self._growth)
-        gain = min(1.0, self._caution.share / (1.0 + _SLOWER * step / window))
+        self._step.set_limits(most=self._theta() + self._growth)
+        gain = min(1.0, course.caution.share / (1.0 + _SLOWER * step / window))
         self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
 
     def hold(self, theta: np.ndarray, num_records: int) -> np.ndarray:
@@ -423,12 +285,12 @@ class Scoring:
         """
         self.restart()
         self.num_records = num_records
-        self._unlike = None
         self.theta.assign(theta)
         # Held also without information: elsewhere sums would be taken for those of this place.
-        self._last_finite = self._theta()
+        self._course = self._begin(math.inf)
         self._follow_public_inputs()
-        self._gain.assign(np.zeros([self.size, self.size]))
+        self._step.set_limits()
+        self._step.gain.assign(np.zeros([self.size, self.size]))
         return self._coordinates.whitening
 
     def restart(self) -> None:
@@ -446,12 +308,17 @@ class Scoring:
         """
         if not np.isfinite(self._theta()).all():
             self.start_anew()
-        return _is_positive(self.moments_at(self._theta(), self._coordinates.whitening).information)
+        return _is_positive(
+            self.likelihood.moments_at(self._theta(), self._coordinates.whitening).information
+        )
 
-    def _set_scale(self, scale: WeightScale) -> None:
-        self.scale = scale
-        self._weight_gain.assign(scale.gain)
-        self._spread.assign(scale.spread)
+    def _begin(self, noise: float) -> _Course:
+        """Returns what is seen before the first step, which starts here.
+
+        Args:
+          noise: See `Search`: infinite for none.
+        """
+        return _Course(self._theta(), Search(self._is_scale, noise))
 
     def _see_weights(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Widens the clip such that it cuts hardly any weighted score, unless weights are alike.
@@ -460,12 +327,12 @@ class Scoring:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that releases.
         """
-        if self.max_weight is None:
+        if self.likelihood.max_weight is None:
             return
         released = ReleasedWeights.of_blocks(accumulated, mechanism, np.arange(NUM_BLOCKS))
         if released is not None:
-            lengths = self.moments_at(self._theta(), self._coordinates.whitening).lengths
-            self._set_scale(WeightScale.of_released(released, lengths))
+            lengths = self.likelihood.moments_at(self._theta(), self._coordinates.whitening).lengths
+            self._step.set_scale(WeightScale.of_released(released, lengths))
 
     def _widen_clip(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Takes a wider clip for the window if the last steps' releases say that it cut too much.
@@ -474,38 +341,45 @@ class Scoring:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that releases.
         """
-        if self.max_weight is None:
+        if self.likelihood.max_weight is None:
             return
         blocks = np.arange(_PUBLIC, _BURN_IN)
         released = ReleasedWeights.of_blocks(accumulated, mechanism, blocks)
         if released is None:
             return
-        before = self.scale.gain
-        self._set_scale(self.scale.after(released))
+        scale = self.likelihood.scale.after(released)
         # Scores that are not cut are linear in their weights.
-        smaller = self.scale.gain / before
+        smaller = scale.gain / self.likelihood.scale.gain
+        self._step.set_scale(scale)
         self._slope = Slope(smaller * self._slope.per_record, smaller * self._slope.shrink)
-        self._prior_pull.assign(smaller * self._prior_pull)
+        self._step.prior_pull.assign(smaller * self._step.prior_pull)
 
     def _go_back(self) -> None:
         """Goes back to the last parameters with information, and on in shorter steps."""
-        self.theta.assign(self._last_finite)
-        self._caution, self._search.is_on = Caution(self._caution.share / 4.0), False
+        course = self._course
+        self.theta.assign(course.last_finite)
+        course.caution = Caution(course.caution.share / 4.0)
+        course.search.is_on = False
 
     def _follow_public_inputs(self) -> None:
         """Takes coordinates from the information at public inputs and the present parameters."""
-        information = self.moments_at(self._theta(), self._coordinates.whitening).information
+        information = self.likelihood.moments_at(
+            self._theta(), self._coordinates.whitening
+        ).information
         if not _is_positive(information):
             self._go_back()
-            information = self.moments_at(self._theta(), self._coordinates.whitening).information
-        theta = self._last_finite = self._theta()
+            information = self.likelihood.moments_at(
+                self._theta(), self._coordinates.whitening
+            ).information
+        theta = self._course.last_finite = self._theta()
+        unlike = self._course.unlike
         whitening = whitening_of(information + self._prior_per_record(), self._order)
-        if self._unlike is not None:
+        if unlike is not None:
             prior = self.prior.whitened(whitening) / self.num_records
-            whitening = whitening_of(self._unlike + prior, np.arange(self.size)) @ whitening
-        self._use(whitening, trusted=self._unlike is None)
-        if self._unlike is None:
-            moments = self.moments_at(theta, whitening)
+            whitening = whitening_of(unlike + prior, np.arange(self.size)) @ whitening
+        self._use(whitening, trusted=unlike is None)
+        if unlike is None:
+            moments = self.likelihood.moments_at(theta, whitening)
             information = symmetric(whitening @ moments.information @ whitening.T)
         else:
             moments = self._moments_alike(theta)
@@ -525,22 +399,23 @@ class Scoring:
         progress = self._progress(accumulated["curvature"], mechanism)
         if progress is None:
             return
-        if self._search.is_on and may_search:
-            self._search.judge(progress)
+        if self._course.search.is_on and may_search:
+            self._course.search.judge(progress)
             return
-        back = self._caution.judge(progress)
+        back = self._course.caution.judge(progress)
         if back is not None:
             self.theta.assign(back)
 
     def _progress(self, blocks: dict[str, np.ndarray], mechanism: Mechanism) -> Progress | None:
         """Returns what was released since the last call; None if the parameters overflowed."""
-        before, self._seen = self._seen, {name: np.sum(part, 0) for name, part in blocks.items()}
-        new = {name: part - (before or {}).get(name, 0.0) for name, part in self._seen.items()}
+        before = self._course.released
+        released = self._course.released = {name: np.sum(part, 0) for name, part in blocks.items()}
+        new = {name: part - before.get(name, 0.0) for name, part in released.items()}
         num = float(new["steps"])
         if not num:
             return None
         score, place = new["gradient"] / num, new["theta"] / num
-        prior = self.scale.ratio * self._prior_per_record()
+        prior = self.likelihood.scale.ratio * self._prior_per_record()
         pull = score - self._coordinates.whitening @ prior @ (place - self.prior.mean)
         return Progress(pull, place, _noise_of(mechanism) / math.sqrt(num))
 
@@ -568,10 +443,10 @@ class Scoring:
         if seen.resembles >= _LEAST_RESEMBLANCE:
             return
         relative = self._information(seen.draw(_FLATTENED))
-        if self._unlike is not None:
-            root = np.linalg.cholesky(self._unlike)
+        if self._course.unlike is not None:
+            root = np.linalg.cholesky(self._course.unlike)
             relative = symmetric(self.size * root @ relative @ root.T)
-        self._unlike = relative
+        self._course.unlike = relative
 
     def _information(self, curvatures: Curvatures) -> np.ndarray:
         """Returns the information per record that releases say, in the present coordinates."""
@@ -584,14 +459,16 @@ class Scoring:
     def _use(self, whitening: np.ndarray, *, trusted: bool) -> None:
         """Sets the coordinates."""
         self._coordinates = FitCoordinates(whitening, trusted)
-        self._whitening.assign(whitening)
-        self._prior_pull.assign(self.scale.ratio * whitening @ self._prior_per_record())
+        self._step.whitening.assign(whitening)
+        self._step.prior_pull.assign(
+            self.likelihood.scale.ratio * whitening @ self._prior_per_record()
+        )
 
     def _set_target(self, information: np.ndarray, moments: SimulatedMoments) -> None:
         """Sets the slope per record that steps invert: that of psi, and the prior's part."""
         shrink = np.clip(np.trace(moments.slope) / max(np.trace(information), 1e-300), 0.05, 1.0)
         prior = self.prior.whitened(self._coordinates.whitening) / self.num_records
-        prior *= self.scale.ratio
+        prior *= self.likelihood.scale.ratio
         self._slope = Slope(shrink * information + prior, float(shrink))
 
     def _set_gain(self, gain: float, mechanism: Mechanism) -> None:
@@ -607,7 +484,7 @@ class Scoring:
         tiny = np.finfo(float).tiny
         nearest = np.minimum(_WANDER / np.sqrt(np.maximum(precisions, tiny)), _FARTHEST)
         gains = 2.0 / np.maximum((noise / nearest) ** 2, 2.0 / gain)
-        self._gain.assign((directions * (gains / slopes)) @ directions.T)
+        self._step.gain.assign((directions * (gains / slopes)) @ directions.T)
 
     def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
@@ -631,7 +508,7 @@ class Scoring:
         )
         step = mixture.mean - curvatures.window.theta
         length = float(np.linalg.norm(step))
-        step *= min(1.0, 2.0 * self._longest / max(length, 1e-12))
+        step *= min(1.0, 2.0 * self._step.longest / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
         if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return
@@ -659,14 +536,14 @@ class Scoring:
         if not len(used):
             raise ValueError("the fit was too short")
         cut = len(used) // 2
-        spread = self.scale.spread
+        spread = self.likelihood.scale.spread
         released = ReleasedSums.of_blocks(arrays, mechanism, used, spread)
         # A single block has no halves, which only checks read.
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
         if trusted:
-            simulated = self.moments_at(released.theta, whitening)
+            simulated = self.likelihood.moments_at(released.theta, whitening)
         else:
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
@@ -697,14 +574,14 @@ class Scoring:
             simulated,
             whitening,
             num_records=self.num_records,
-            clip=self.clip.bound,
-            num_twins=self.num_twins,
-            ranking=self.ranking,
+            clip=self.likelihood.clip.bound,
+            num_twins=self.likelihood.num_twins,
+            ranking=self.likelihood.ranking,
             trusted=trusted,
             halves=(first.score - second.score, away),
             half_variance=sum(released.num_steps / side.num_steps for side in halves),
             generator=np.random.default_rng(0),
-            weighted=not self.scale.are_alike,
+            weighted=not self.likelihood.scale.are_alike,
         )
 
     def window(
@@ -732,54 +609,6 @@ class Scoring:
         theta: np.ndarray = self.theta.numpy().astype(np.float64)
         return theta
 
-    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
-        """Returns the moments at public inputs.
-
-        Args:
-          theta: The coordinates that the likelihood reads, shape [d].
-          whitening: W, shape [d, d].
-        """
-        sums = self._simulate(
-            self.vector_at(theta),
-            tf.constant(whitening, self.theta.dtype),
-            self._x,
-            tf.constant([0, 1], tf.int64),
-            self._public_weights(),
-        )
-        sums = {name: part.numpy().astype(np.float64) for name, part in sums.items()}
-        num = max(float(sums["num"]), 1.0)
-        back = np.linalg.inv(whitening)
-        spread = self.scale.spread
-        return SimulatedMoments(
-            length=float(np.trace(sums["information"])) / num,
-            information=symmetric(back @ sums["information"] @ back.T) / num,
-            matrix=spread * symmetric(sums["matrix"]) / num,
-            slope=symmetric(sums["slope"]) / num,
-            scale=spread * float(sums["scale"]) / num,
-            expected=float(sums["expected"]) / num,
-            excess_slope=sums["excess_slope"] / num,
-            excess_variance=float(sums["excess_variance"]) / num,
-            ranks_slope=sums["ranks_slope"] / num,
-            num=num,
-            squares=spread * sums["squares"] / num,
-            squares_variance=spread**2
-            * (sums["fourth_powers"] / num - (sums["squares"] / num) ** 2),
-            wider=SimulatedWider(
-                *(float(sums[f"wider_{name}"]) / num for name in ("slope", "square", "product"))
-            ),
-            variance=float(sums["variance"]) / num,
-            spread=spread,
-            lengths=sums["lengths"],
-        )
-
-    def _public_weights(self) -> RecordWeights | None:
-        """Returns weights of the public inputs under the clip; None without weights."""
-        if self.max_weight is None:
-            return None
-        scale = self.scale
-        parts = (scale.weights, scale.gain, scale.spread)
-        return RecordWeights(*(tf.constant(part, self.theta.dtype) for part in parts))
-
     def _moments_alike(self, theta: np.ndarray, trace: float | None = None) -> SimulatedMoments:
         """Returns the moments at public inputs in coordinates of their own.
 
@@ -791,62 +620,11 @@ class Scoring:
           trace: The capped matrix's trace for one record, to which the coordinates' unit is made to
             fit; None for the unit in which the information's trace is 1.
         """
-        information = self.moments_at(theta, self._coordinates.whitening).information
+        information = self.likelihood.moments_at(theta, self._coordinates.whitening).information
         whitening = whitening_of(information + self._prior_per_record(), self._order)
         if trace is None:
-            return self.moments_at(theta, whitening)
-        low, high = -_MOST_LOG_LENGTH, _MOST_LOG_LENGTH
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2.0
-            moments = self.moments_at(theta, math.exp(middle) * whitening)
-            is_short = float(np.trace(moments.matrix)) < trace
-            low, high = (middle, high) if is_short else (low, middle)
-        return moments
-
-    def _simulated_sums(
-        self,
-        vector: tf.Tensor,
-        whitening: tf.Tensor,
-        x: Structure,
-        key: tf.Tensor,
-        weights: RecordWeights | None,
-    ) -> dict[str, tf.Tensor]:
-        num = tf.nest.flatten(x)[0].shape[0]
-        distribution = self.pairing.distribution(vector, x)
-        seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
-        outcomes, usable = self.pairing.simulate(distribution, x, seed)
-        records = self.pairing.records(x, outcomes)
-        mask = tf.fill([num], True) & usable
-        scores = self._scores(vector, whitening, records, mask, key, weights)
-        centred = scores.centred
-        squares = self._squares(centred.rows)
-        lengths = tf.zeros([0], vector.dtype)
-        if weights is not None:
-            lengths = centred.length / weights.weight
-        return {
-            "ranks_slope": tf.reduce_sum(scores.ranks_slope, axis=0),
-            "squares": tf.reduce_sum(squares, axis=0),
-            "fourth_powers": tf.reduce_sum(tf.square(squares), axis=0),
-            "num": tf.reduce_sum(tf.cast(scores.usable, vector.dtype)),
-            "information": tf.einsum("nja,njb->ab", *scores.information),
-            "matrix": tf.einsum("nja,njb->ab", centred.rows, centred.rows),
-            "slope": tf.einsum("nja,njb->ab", *centred.slope),
-            "scale": tf.reduce_sum(centred.scale),
-            "expected": tf.reduce_sum(centred.expected),
-            "excess_slope": tf.reduce_sum(centred.excess_slope, axis=0),
-            "excess_variance": tf.reduce_sum(centred.excess_variance),
-            "wider_slope": tf.reduce_sum(centred.wider_slope),
-            "wider_square": tf.reduce_sum(tf.square(centred.wider)),
-            "wider_product": tf.reduce_sum(centred.wider * centred.psi),
-            "variance": tf.reduce_sum(tf.square(centred.psi)),
-            "lengths": lengths,
-        }
-
-    def _squares(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns what `CentredDiagonal` sums, where it is released."""
-        if self.size <= MOST_DENSE:
-            return tf.zeros([tf.shape(rows)[0], 0], rows.dtype)
-        return squares_of(rows, self.clip.unit)
+            return self.likelihood.moments_at(theta, whitening)
+        return self.likelihood.moments_of_trace(theta, whitening, trace)
 
 
 def _is_positive(information: np.ndarray) -> bool:
@@ -857,8 +635,3 @@ def _is_positive(information: np.ndarray) -> bool:
 def _noise_of(mechanism: Mechanism) -> float:
     """Returns the standard deviation of the noise on a coordinate of a step's mean score."""
     return float(mechanism.deviations[0] / mechanism.expected_batch_size)
-
-
-def _unbounded(size: int) -> np.ndarray:
-    """Returns bounds of a step that has none, shape [2, d]."""
-    return np.outer([-math.inf, math.inf], np.ones(size))

@@ -447,7 +447,7 @@ def _with_effects(
         slopes=curvatures.slopes.mean(axis=0, keepdims=True),
         variances=curvatures.variances.mean(axis=0, keepdims=True),
     )
-    start = point.scoring.moments_at(theta, whitening).slope
+    start = point.scoring.likelihood.moments_at(theta, whitening).slope
     expected = point.moved
     expected.start(theta, whitening)
     precision = prior.whitened(whitening)
@@ -460,7 +460,9 @@ def _with_effects(
 
     def secant_to(away: np.ndarray) -> np.ndarray:
         # Half-way, the clip has moved along: the expected scores correct for that.
-        halfway = point.scoring.moments_at(theta + away @ whitening / 2.0, whitening).slope
+        halfway = point.scoring.likelihood.moments_at(
+            theta + away @ whitening / 2.0, whitening
+        ).slope
         if away @ away < _NEAR**2:
             return halfway
         return secant(halfway, expected(theta + away @ whitening), away)
@@ -499,7 +501,7 @@ def _curvatures(
     seen = point.scoring.seen_of(
         released_sums(total, theta),
         (first, second),
-        point.scoring.moments_at(theta, whitening),
+        point.scoring.likelihood.moments_at(theta, whitening),
         whitening,
         trusted=True,
     )
@@ -517,7 +519,8 @@ def _bend(
     mixture, index = calibrated.mixture, point.scoring.pairing.index
     away = mixture.mean[index] - theta
     start, middle = (
-        point.scoring.moments_at(theta + share * away, whitening).slope for share in (0.0, 0.5)
+        point.scoring.likelihood.moments_at(theta + share * away, whitening).slope
+        for share in (0.0, 0.5)
     )
     to_phi = np.linalg.inv(whitening.T)
     shift = whitening.T @ np.linalg.solve(start, (middle - start) @ (to_phi @ away))

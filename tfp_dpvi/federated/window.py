@@ -131,7 +131,7 @@ class PublicPoint:
     @functools.cached_property
     def moved(self) -> MovedScores:
         """Expected scores at a point, of outcomes that follow other parameters."""
-        return MovedScores(self.scoring)
+        return MovedScores(self.scoring.likelihood)
 
     def hold(self, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Fixes parameters and coordinates at a public point.

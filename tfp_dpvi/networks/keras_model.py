@@ -466,6 +466,12 @@ class _Training:
             y = y[..., None]
         elif y.shape.rank == outputs.shape.rank + 1 and y.shape[-1] == 1:
             y = y[..., 0]
+        is_like = y.shape[1:].is_compatible_with(outputs.shape[1:])
+        if _is_of_keras(self.loss_function) and known is None and not is_like:
+            raise ValueError(
+                f"y has shape {y.shape[1:]} a record, but the network's output "
+                f"{outputs.shape[1:]}, which would broadcast: make them the same."
+            )
         num = tf.shape(outputs)[0]
         losses = _by_record(loss_of(y, outputs), num)
         if known is None:

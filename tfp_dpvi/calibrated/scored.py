@@ -1,0 +1,229 @@
+"""A likelihood with its centred scores: those of records, and their moments at public inputs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tfp_dpvi import _random
+from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
+from tfp_dpvi.bayes.units import row_distribution
+from tfp_dpvi.calibrated.centred import RecordWeights
+from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, squares_of
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.ranks import Ranking, ranking_of
+from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
+from tfp_dpvi.calibrated.weights import WeightScale
+from tfp_dpvi.calibrated.whitening import SimulatedMoments, symmetric
+from tfp_dpvi.calibrated.wider import SimulatedWider
+from tfp_dpvi.gradients import Clip
+
+# Twins of outcomes with many values.
+NUM_TWINS = 4
+# Of the unit of coordinates, in search of that which a release says.
+_MOST_LOG_LENGTH = 2.0
+_BISECTIONS = 16
+
+
+class ScoredLikelihood:
+    """A likelihood's centred scores.
+
+    Args:
+      pairing: The model's coordinates and simulation.
+      middle: All coordinates, shape [D]: those that the likelihood does not read stay there.
+      x: Public inputs like the private ones, as arrays of n rows.
+      max_weight: The public largest weight of records with weights; None without weights.
+
+    Attributes:
+      pairing: The model's coordinates and simulation.
+      size: The number d of parameters that the likelihood reads.
+      dtype: The dtype of coordinates.
+      clip: The clip, 1: scores are whitened to a mean square of 1.
+      num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
+      ranking: How outcomes are ranked.
+      is_mixture: Whether it is a mixture, whose components may change places.
+      max_weight: The public largest weight; None without weights.
+      scale: How weights enter the clip; of ones without weights.
+      inputs: The public inputs, tensors of n rows.
+    """
+
+    def __init__(
+        self, pairing: Pairing, middle: np.ndarray, x: Structure, max_weight: float | None
+    ) -> None:
+        self.pairing = pairing
+        self.size = len(pairing.index)
+        self.dtype = pairing.coordinates.dtype
+        self.clip = Clip(1.0)
+        self.max_weight = max_weight
+        self._middle = tf.constant(middle, self.dtype)
+        self.set_inputs(x)
+        likelihood, self.ranking = self._at_start()
+        self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
+        kinds = tfd.MixtureSameFamily | tfd.Mixture
+        self.is_mixture = isinstance(row_distribution(likelihood), kinds)
+        self._simulate = function_of_model(self._simulated_sums)
+
+    def _at_start(self) -> tuple[tfd.Distribution, Ranking]:
+        traced: list[tuple[tfd.Distribution, Ranking]] = []
+
+        def probe() -> tf.Tensor:
+            likelihood = self.pairing.distribution(self._middle, self.inputs)
+            traced.append((likelihood, ranking_of(likelihood, NUM_TWINS)))
+            return tf.zeros([])
+
+        tf.function(probe, autograph=False).get_concrete_function()
+        return traced[-1]
+
+    def set_inputs(self, x: Structure) -> None:
+        """Sets the public inputs of later fits, arrays of n rows."""
+        most = num_inputs(self.size)
+        self.inputs = tf.nest.map_structure(lambda part: tf.constant(part[:most]), x)
+        self.scale = WeightScale.at_start(tf.nest.flatten(self.inputs)[0].shape[0])
+
+    def vector_at(self, theta: np.ndarray | tf.Tensor) -> tf.Tensor:
+        """Returns all coordinates, shape [D], of those that the likelihood reads, shape [d]."""
+        index = self.pairing.index[:, None]
+        theta = tf.convert_to_tensor(theta, self.dtype)
+        return tf.tensor_scatter_nd_update(self._middle, index, theta)
+
+    def scores(
+        self,
+        vector: tf.Tensor,
+        whitening: tf.Tensor,
+        records: dict[str, Structure],
+        mask: tf.Tensor,
+        key: tf.Tensor,
+        weights: RecordWeights | None = None,
+    ) -> ModelScores:
+        """Returns the centred scores of records.
+
+        Args:
+          vector: All coordinates, shape [D].
+          whitening: W, shape [d, d].
+          records: The records, by part.
+          mask: Whether each counts, shape [n].
+          key: The key of the twins' random numbers.
+          weights: The records' weights, or None.
+        """
+        return model_scores(
+            Place(self.pairing, vector, whitening),
+            records,
+            mask,
+            key,
+            bound=self.clip.bound,
+            num_twins=self.num_twins or NUM_TWINS,
+            ranking=self.ranking,
+            weights=weights,
+        )
+
+    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+        """Returns the moments at public inputs.
+
+        Args:
+          theta: The coordinates that the likelihood reads, shape [d].
+          whitening: W, shape [d, d].
+        """
+        sums = self._simulate(
+            self.vector_at(theta),
+            tf.constant(whitening, self.dtype),
+            self.inputs,
+            tf.constant([0, 1], tf.int64),
+            self._public_weights(),
+        )
+        sums = {name: part.numpy().astype(np.float64) for name, part in sums.items()}
+        num = max(float(sums["num"]), 1.0)
+        back = np.linalg.inv(whitening)
+        spread = self.scale.spread
+        return SimulatedMoments(
+            length=float(np.trace(sums["information"])) / num,
+            information=symmetric(back @ sums["information"] @ back.T) / num,
+            matrix=spread * symmetric(sums["matrix"]) / num,
+            slope=symmetric(sums["slope"]) / num,
+            scale=spread * float(sums["scale"]) / num,
+            expected=float(sums["expected"]) / num,
+            excess_slope=sums["excess_slope"] / num,
+            excess_variance=float(sums["excess_variance"]) / num,
+            ranks_slope=sums["ranks_slope"] / num,
+            num=num,
+            squares=spread * sums["squares"] / num,
+            squares_variance=spread**2
+            * (sums["fourth_powers"] / num - (sums["squares"] / num) ** 2),
+            wider=SimulatedWider(
+                *(float(sums[f"wider_{name}"]) / num for name in ("slope", "square", "product"))
+            ),
+            variance=float(sums["variance"]) / num,
+            spread=spread,
+            lengths=sums["lengths"],
+        )
+
+    def _public_weights(self) -> RecordWeights | None:
+        """Returns weights of the public inputs under the clip; None without weights."""
+        if self.max_weight is None:
+            return None
+        scale = self.scale
+        parts = (scale.weights, scale.gain, scale.spread)
+        return RecordWeights(*(tf.constant(part, self.dtype) for part in parts))
+
+    def moments_of_trace(
+        self, theta: np.ndarray, whitening: np.ndarray, trace: float
+    ) -> SimulatedMoments:
+        """Returns the moments at public inputs in coordinates of another unit.
+
+        Args:
+          theta: The parameters, shape [d].
+          whitening: W but for its unit, shape [d, d].
+          trace: The capped matrix's trace for one record, which the unit is made to fit.
+        """
+        low, high = -_MOST_LOG_LENGTH, _MOST_LOG_LENGTH
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2.0
+            moments = self.moments_at(theta, math.exp(middle) * whitening)
+            is_short = float(np.trace(moments.matrix)) < trace
+            low, high = (middle, high) if is_short else (low, middle)
+        return moments
+
+    def _simulated_sums(
+        self,
+        vector: tf.Tensor,
+        whitening: tf.Tensor,
+        x: Structure,
+        key: tf.Tensor,
+        weights: RecordWeights | None,
+    ) -> dict[str, tf.Tensor]:
+        num = tf.nest.flatten(x)[0].shape[0]
+        distribution = self.pairing.distribution(vector, x)
+        seed = _random.tfp_seed(_random.fold_in(key, NUM_TWINS + 1))
+        outcomes, usable = self.pairing.simulate(distribution, x, seed)
+        records = self.pairing.records(x, outcomes)
+        mask = tf.fill([num], True) & usable
+        scores = self.scores(vector, whitening, records, mask, key, weights)
+        centred = scores.centred
+        squares = self._squares(centred.rows)
+        lengths = tf.zeros([0], vector.dtype)
+        if weights is not None:
+            lengths = centred.length / weights.weight
+        return {
+            "ranks_slope": tf.reduce_sum(scores.ranks_slope, axis=0),
+            "squares": tf.reduce_sum(squares, axis=0),
+            "fourth_powers": tf.reduce_sum(tf.square(squares), axis=0),
+            "num": tf.reduce_sum(tf.cast(scores.usable, vector.dtype)),
+            "information": tf.einsum("nja,njb->ab", *scores.information),
+            "matrix": tf.einsum("nja,njb->ab", centred.rows, centred.rows),
+            "slope": tf.einsum("nja,njb->ab", *centred.slope),
+            "scale": tf.reduce_sum(centred.scale),
+            "expected": tf.reduce_sum(centred.expected),
+            "excess_slope": tf.reduce_sum(centred.excess_slope, axis=0),
+            "excess_variance": tf.reduce_sum(centred.excess_variance),
+            "wider_slope": tf.reduce_sum(centred.wider_slope),
+            "wider_square": tf.reduce_sum(tf.square(centred.wider)),
+            "wider_product": tf.reduce_sum(centred.wider * centred.psi),
+            "variance": tf.reduce_sum(tf.square(centred.psi)),
+            "lengths": lengths,
+        }
+
+    def _squares(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns what `CentredDiagonal` sums, where it is released."""
+        if self.size <= MOST_DENSE:
+            return tf.zeros([tf.shape(rows)[0], 0], rows.dtype)
+        return squares_of(rows, self.clip.unit)
