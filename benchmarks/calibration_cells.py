@@ -323,6 +323,8 @@ WRONG = {
     "lognormal": Model(lambda: logistic(6), lognormals(5), half_normals(5)),
     "outliers": Model(lambda: logistic(5), with_outliers(4), normals(FOUR)),
     "outliers_linear": Model(lambda: linear(5), with_outliers(4), normals(FOUR)),
+    "wide_linear": Model(lambda: linear(5), normals(3.0 * FOUR), normals(FOUR)),
+    "shifted_linear": Model(lambda: linear(5, intercept=10.0), normals(FOUR, 5.0), normals(FOUR)),
     "zero_inflated": same(lambda: poisson(5), normals(FOUR), outcomes=zero_inflated(0.2)),
     "heteroscedastic": same(lambda: linear(5), normals(FOUR), outcomes=heteroscedastic),
 }

@@ -219,7 +219,9 @@ class Checks:
     def _slow(self) -> str:
         """Returns what to do against slow training."""
         return (
-            "take more epochs" if self._is_centred else "take more steps or a higher learning rate"
+            "pass public_inputs that are more like the records, or take more epochs"
+            if self._is_centred
+            else "take more steps or a higher learning rate"
         )
 
     @property

@@ -2,13 +2,14 @@
 
 In the first steps W follows the information at public inputs and the present parameters. Then the
 releases of a few steps say whether the private inputs resemble the public ones; if they do not,
-better coordinates are formed from these releases. The last steps, the window, keep their
-coordinates, and the posterior is computed from what they released.
+better coordinates are formed from these releases, again if parameters are still far. The last
+steps, the window, keep their coordinates, and the posterior is computed from what they released.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -41,9 +42,14 @@ from tfp_dpvi.calibrated.whitening import (
 from tfp_dpvi.gradients import ClippedGradient, StepSpec
 from tfp_dpvi.training import Mechanism
 
-# Blocks of steps in public coordinates, and blocks before the window.
+# Blocks of steps in public coordinates, and the block with which the window begins.
 _PUBLIC = 3
 _BURN_IN = 5
+# A fit that is still on its way begins the window so many blocks later, up to the last of these.
+_LONGER = 2
+_LATEST = 11
+# On its way: the posterior of the last releases is so many standard deviations from where they are.
+_STILL_FAR = 2.0
 # How often the coordinates follow the parameters.
 _NUM_REFRESHES = 24
 _NUM_GAINS = 8
@@ -64,6 +70,8 @@ _FLOOR = 0.1
 _FLATTENED = 0.5
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
 _LEAST_RESEMBLANCE = 0.9
+# And the largest logarithm of a coordinate's scale over that at public inputs.
+_MOST_STRETCH = 0.25
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
@@ -110,6 +118,8 @@ class _Course:
       num_seen: How many blocks of steps in public coordinates were looked at.
       has_searched: Whether the present block has long steps of a search.
       released: The sums that were released up to the last call, by name.
+      since: The first block of steps in the present coordinates, after the public ones.
+      window: The block with which the window begins.
     """
 
     last_finite: np.ndarray
@@ -119,6 +129,13 @@ class _Course:
     num_seen: int = 0
     has_searched: bool = False
     released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    since: int = _PUBLIC
+    window: int = _BURN_IN
+
+    @property
+    def blocks(self) -> np.ndarray:
+        """The blocks before the window in the present coordinates."""
+        return np.arange(self.since, self.window)
 
 
 class Scoring:
@@ -208,22 +225,20 @@ class Scoring:
 
     # ------------------------------------------------------------------ between steps
 
-    @staticmethod
-    def _ends(num_steps: int) -> tuple[int, int]:
-        """Returns the first step after the public coordinates, and the first of the window."""
-        public, window = (-(-num_steps * blocks // NUM_BLOCKS) for blocks in (_PUBLIC, _BURN_IN))
-        return public, window
-
     def boundaries(self, num_steps: int) -> list[int]:
         """Returns the steps before which `advance` is to be called, increasing, the first 0.
 
         Args:
           num_steps: The number of steps that the fit plans.
         """
-        public, window = self._ends(num_steps)
+        public = _first_step(_PUBLIC, num_steps)
         refreshes = np.linspace(0, public, min(public, _NUM_REFRESHES) + 1)
-        gains = np.linspace(public, window, min(window - public, _NUM_GAINS) + 1)
-        return sorted({round(float(step)) for step in (*refreshes, *gains)})
+        windows = [_first_step(block, num_steps) for block in range(_BURN_IN, _LATEST + 1, _LONGER)]
+        gains = [
+            np.linspace(start, end, min(end - start, _NUM_GAINS) + 1)
+            for start, end in itertools.pairwise([public, *windows])
+        ]
+        return sorted({round(float(step)) for step in np.concatenate([refreshes, *gains])})
 
     def advance(
         self, step: int, num_steps: int, accumulated: dict[str, Any], mechanism: Mechanism
@@ -236,12 +251,15 @@ class Scoring:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that releases.
         """
-        public, window = self._ends(num_steps)
+        public = _first_step(_PUBLIC, num_steps)
         if step == 0:
             noise = _noise_of(mechanism) / math.sqrt(max(1.0, public / _NUM_REFRESHES))
             self._course = self._begin(noise)
             self._step.set_scale(WeightScale.at_start(len(self.likelihood.scale.shares)))
-        elif step <= window:
+        window = _first_step(self._course.window, num_steps)
+        if step > window:
+            return
+        if step:
             if not np.isfinite(self._theta()).all():
                 self._go_back()
             self._see_progress(accumulated, mechanism, may_search=step <= public)
@@ -257,8 +275,11 @@ class Scoring:
             self._see_weights(accumulated, mechanism)
             self._follow_public_inputs()
         elif step == window:
-            self._use_releases(accumulated, mechanism)
-            self._widen_clip(accumulated, mechanism)
+            is_far = self._use_releases(accumulated, mechanism)
+            if is_far and course.window < _LATEST:
+                course.since, course.window = course.window, course.window + _LONGER
+            else:
+                self._widen_clip(accumulated, mechanism)
         search = course.search
         if search.is_on and step < public:
             newton = np.linalg.inv(self._slope.per_record)
@@ -267,8 +288,9 @@ class Scoring:
             self._step.set_limits(search.bounds(newton @ search.pull))
             return
         self._step.set_limits(most=self._theta() + self._growth)
+        is_last = step == _first_step(course.window, num_steps)
         gain = min(1.0, course.caution.share / (1.0 + _SLOWER * step / window))
-        self._set_gain(_LAST_GAIN if step == window else gain, mechanism)
+        self._set_gain(_LAST_GAIN if is_last else gain, mechanism)
 
     def hold(self, theta: np.ndarray, num_records: int) -> np.ndarray:
         """Fixes parameters and coordinates: later steps release sums there, and move nothing.
@@ -343,8 +365,7 @@ class Scoring:
         """
         if self.likelihood.max_weight is None:
             return
-        blocks = np.arange(_PUBLIC, _BURN_IN)
-        released = ReleasedWeights.of_blocks(accumulated, mechanism, blocks)
+        released = ReleasedWeights.of_blocks(accumulated, mechanism, self._course.blocks)
         if released is None:
             return
         scale = self.likelihood.scale.after(released)
@@ -440,7 +461,7 @@ class Scoring:
         is_far = seen.lack_of_fit.total > _FAR * seen.lack_of_fit.expected
         if is_far or seen.window.curvature_signal < _LEAST_SIGNAL:
             return
-        if seen.resembles >= _LEAST_RESEMBLANCE:
+        if _are_alike(seen):
             return
         relative = self._information(seen.draw(_FLATTENED))
         if self._course.unlike is not None:
@@ -486,13 +507,17 @@ class Scoring:
         gains = 2.0 / np.maximum((noise / nearest) ** 2, 2.0 / gain)
         self._step.gain.assign((directions * (gains / slopes)) @ directions.T)
 
-    def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
-        """Moves to the posterior of the burn-in's releases, and takes coordinates from these."""
-        blocks = np.arange(_PUBLIC, _BURN_IN)
+    def _use_releases(self, accumulated: dict[str, Any], mechanism: Mechanism) -> bool:
+        """Moves to the posterior of the burn-in's releases, and takes coordinates from these.
+
+        Returns:
+          Whether it was far.
+        """
+        blocks = self._course.blocks
         if not have_steps(accumulated, blocks):
-            return
+            return False
         seen = self._seen_curvature(accumulated, mechanism, blocks)
-        trusted = seen.resembles >= _LEAST_RESEMBLANCE
+        trusted = _are_alike(seen)
         curvatures = seen.draw(0.0 if trusted else _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         # Of the mean curvature: draws without information would lead back to a vague prior's mean.
@@ -507,16 +532,19 @@ class Scoring:
             likelihood, precision, whitening @ self.prior.precision @ self.prior.mean
         )
         step = mixture.mean - curvatures.window.theta
+        sds = np.sqrt(np.diag(mixture.covariance))
+        is_far = bool(np.max(np.abs(step) / sds) > _STILL_FAR)
         length = float(np.linalg.norm(step))
         step *= min(1.0, 2.0 * self._step.longest / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
         if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
-            return
+            return is_far
         information = self._information(curvatures)
         relative = whitening_of(information + precision / num, np.arange(self.size))
         self._use(relative @ whitening, trusted=False)
         moments = self._moments_alike(self._theta())
         self._set_target(symmetric(relative @ information @ relative.T), moments)
+        return is_far
 
     def _seen_curvature(
         self, accumulated: dict[str, Structure], mechanism: Mechanism, used: np.ndarray
@@ -596,7 +624,7 @@ class Scoring:
         Raises:
           ValueError: The fit was too short.
         """
-        blocks = np.arange(_BURN_IN, NUM_BLOCKS)
+        blocks = np.arange(self._course.window, NUM_BLOCKS)
         seen = self._seen_curvature(accumulated, mechanism, blocks)
         return seen.draw(), self._coordinates.whitening
 
@@ -625,6 +653,16 @@ class Scoring:
         if trace is None:
             return self.likelihood.moments_at(theta, whitening)
         return self.likelihood.moments_of_trace(theta, whitening, trace)
+
+
+def _first_step(block: int, num_steps: int) -> int:
+    """Returns the first step of a block."""
+    return -(-num_steps * block // NUM_BLOCKS)
+
+
+def _are_alike(seen: SeenCurvature) -> bool:
+    """Returns whether private inputs resemble the public ones."""
+    return seen.resembles >= _LEAST_RESEMBLANCE and seen.stretch < _MOST_STRETCH
 
 
 def _is_positive(information: np.ndarray) -> bool:

@@ -413,6 +413,8 @@ class SeenCurvature:
     Attributes:
       window: The released sums.
       lack_of_fit: See `ReleasedExcess`.
+      stretch: By how much, beyond chance, the logarithm of a coordinate's scale is another one than
+        at public inputs; 0 in coordinates of released values.
     """
 
     def __init__(
@@ -442,6 +444,7 @@ class SeenCurvature:
         matrix = matrix + _RIDGE * level * eye
         slope = slope + _RIDGE * level * eye
         self._is_dense = released.matrix.ndim == 2
+        self.stretch = 0.0
         if not self._is_dense:
             scales = _draw_scales(released, simulated, num_records, generator)
             mean_scales = np.exp(np.log(scales).mean(axis=0))
@@ -449,7 +452,9 @@ class SeenCurvature:
             self._far = _wrong_correlations(released, simulated, num_records, mean_scales)
         elif trusted:
             diagonals = np.diag(released.matrix), np.diag(matrix)
-            mean_scales = np.exp(_log_scales(*diagonals, released.matrix_sd)[0])
+            logs, sds = _log_scales(*diagonals, released.matrix_sd)
+            mean_scales = np.exp(logs)
+            self.stretch = float(np.max(np.abs(logs) - 2.0 * sds))
         else:
             # The coordinates are not those of public inputs, whose directions say nothing here.
             mean_scales = np.ones(size)

@@ -1,0 +1,58 @@
+"""Private columns of another scale than the public ones, as where nobody passes public inputs."""
+
+import numpy as np
+import pytest
+from support.scoring import Fits
+
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.calibrated.scoring import Scoring
+
+NUM, SLOPES = 3000, np.array([3.0, -2.0, 1.0])
+PRIOR = {
+    "a": tfd.Normal(0.0, 50.0),
+    "b": tfd.Sample(tfd.Normal(0.0, 50.0), 3),
+    "sigma": tfd.HalfNormal(300.0),
+}
+
+
+def line(params, x):
+    return tfd.Normal(params["a"] + tf.linalg.matvec(x, params["b"]), params["sigma"])
+
+
+def records(mean, sd, seed):
+    generator = np.random.default_rng(seed)
+    x = mean + sd * generator.normal(size=(NUM, 3))
+    y = 20.0 + x @ SLOPES + 2.0 * generator.normal(size=NUM)
+    return x.astype("float32"), y.astype("float32")
+
+
+@pytest.fixture(scope="module")
+def fits():
+    public = np.random.default_rng(9).normal(size=(1000, 3)).astype("float32")
+    prior = tfd.JointDistributionNamed(PRIOR)
+    return Fits(prior, line, *records(0.0, 1.0, 0), public)
+
+
+@pytest.mark.parametrize(("mean", "sd"), [(0.0, 3.0), (5.0, 1.0), (5.0, 3.0)])
+def test_columns_of_another_scale_are_learned(fits, mean, sd):
+    """Fits ended 2 to 4 posterior sds off, with intervals 2 to 14 times as wide as without noise."""
+    x, y = records(mean, sd, seed=6)
+    posterior = fits.posterior(fits.run(x, y, seed=6))
+    assert posterior.checks.distance < 1.3
+    spread = posterior.distribution.sample(1000, seed=[1, 2])["b"].numpy().std(axis=0)
+    exact = 2.0 / (sd * np.sqrt(NUM))
+    assert (spread < 2.0 * exact).all()
+
+
+@pytest.mark.parametrize(("far", "steps"), [(0, 120), (2, 88), (9, 72)])
+def test_the_window_begins_later_while_releases_are_far(fits, monkeypatch, far, steps):
+    honest, left = Scoring._use_releases, [True] * far
+
+    def use_releases(self, *arguments):
+        honest(self, *arguments)
+        return bool(left and left.pop())
+
+    monkeypatch.setattr(Scoring, "_use_releases", use_releases)
+    accumulated = fits.run(*records(0.0, 1.0, 1), seed=1)
+    curvatures, _ = fits.scoring.window(accumulated, fits.mechanism)
+    assert curvatures.window.num_steps == steps
