@@ -302,4 +302,5 @@ def test_a_state_is_json_that_a_person_can_read(tmp_path):
     server = play(Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path), hospitals())
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["updates"] == len(server.history) == len(list(tmp_path.glob("update-*.json")))
-    assert set(state["factors"]) == set(NAMES)
+    assert state["hospitals"].keys() == set(NAMES)
+    assert all(hospital["num_tasks"] == 4 for hospital in state["hospitals"].values())
