@@ -348,3 +348,23 @@ def test_a_server_needs_no_tensorflow():
         "assert not [name for name in sys.modules if name.startswith(('tensorflow', 'keras', 'tf_keras', 'flwr'))]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("hospitals", [[], (), {}, iter(())])
+def test_a_study_of_no_hospitals_is_refused(hospitals):
+    """It would be finished before it began; those of a `FlowerRun` join later."""
+    terms = StudyTerms("empty", prior_of(3, full_rank=True))
+    with pytest.raises(ValueError, match="hospitals is empty") as error:
+        Server(terms, hospitals, Synchronous())
+    assert "\n" not in str(error.value)
+    server = Server(terms, None, Synchronous())
+    server.join("a")
+    assert [task.hospital for task in server.due()] == ["a"]
+
+
+def test_one_text_is_no_list_of_hospitals():
+    terms = StudyTerms("text", prior_of(3, full_rank=True))
+    with pytest.raises(TypeError, match="hospitals='berlin' is a text: pass names"):
+        Server(terms, "berlin", Synchronous())
+    with pytest.raises(TypeError, match="hospital=3"):
+        Server(terms, [3], Synchronous())
