@@ -195,7 +195,7 @@ class Server:
                 f"{len(active)} hospitals of a quorum of {self.schedule.quorum} still take part: "
                 "the study ended before its last round."
             )
-        further = {name: self.schedule.rounds - one.num_tasks for name, one in active.items()}
+        further = {name: self.schedule.rounds - member.num_tasks for name, member in active.items()}
         sentences += [
             f"{name} allows {left} further rounds of {further[name]}: agree on one number."
             for name, left in self.rounds_left.items()
