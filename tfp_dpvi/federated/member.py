@@ -21,7 +21,7 @@ _PLAIN = {
     "is_under_way": bool,
     "is_silent": bool,
     "is_refused": bool,
-    "latest": str,
+    "answered_request": str,
     "held_share": float,
 }
 
@@ -30,8 +30,8 @@ _PLAIN = {
 class Member:
     """The state of one hospital in a study: what it was asked, and what came back.
 
-    All of it is public. A server keeps one for each hospital, and each event replaces it by
-    another: a task that is sent, a reply, or none.
+    All of it is public. A server keeps one for each hospital by its name. An event, such as a task
+    that is sent or a reply, replaces the whole value, so that none is half changed.
 
     Args:
       factor: Its factor, by which the posterior is multiplied.
@@ -47,7 +47,7 @@ class Member:
       is_under_way: Whether the reply to the latest task is awaited.
       is_silent: Whether its latest request was given up.
       is_refused: Whether its message after that request was refused.
-      latest: The request that it answered last.
+      answered_request: The request that it answered last.
       held: Its change that is not in the factor yet, damped.
       held_share: The share of that change that a cap has left.
       sums: Its sums of the last phase.
@@ -80,7 +80,7 @@ class Member:
     is_under_way: bool = False
     is_silent: bool = False
     is_refused: bool = False
-    latest: str = ""
+    answered_request: str = ""
     held: Factor | None = None
     held_share: float = 1.0
     sums: SiteSums | None = None
@@ -138,7 +138,7 @@ class Member:
             is_under_way=False,
             is_silent=False,
             is_refused=False,
-            latest=reply.request,
+            answered_request=reply.request,
             sums=reply.sums,
         )
 

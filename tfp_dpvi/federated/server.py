@@ -387,7 +387,7 @@ class Server:
                 reply.hospital == sender,
                 f"it is signed {reply.hospital!r}, and {sender!r} sent it.",
             )
-            if member.latest == reply.request:
+            if member.answered_request == reply.request:
                 return False  # A repeated one, as slow hospitals send.
             task = self._task_of(reply)
             self._check_sums(sender, task, reply)
