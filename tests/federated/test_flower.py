@@ -95,7 +95,7 @@ def workers(num=3):
 
 
 def play(nodes, *, rounds=1, num=None, **settings):
-    server = Server(TERMS, [], Synchronous(rounds=rounds, damping=1.0))
+    server = Server(TERMS, None, Synchronous(rounds=rounds, damping=1.0))
     trusting = {"pause": 0.01, "roster": "trust_on_first_use"}
     run = FlowerRun(Grid(nodes), server, poll=0.001, **{**trusting, **settings})
     run.wait_for(len(nodes) if num is None else num, at_most=20.0)
@@ -156,7 +156,7 @@ class SlowGrid(Grid):
 
 def test_a_node_that_is_slower_than_the_timeout_is_taken_later():
     made, _ = workers()
-    server = Server(TERMS, [], Synchronous(rounds=4, damping=0.5))
+    server = Server(TERMS, None, Synchronous(rounds=4, damping=0.5))
     nodes = {n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)}
     run = FlowerRun(
         SlowGrid(nodes, 0.3), server, roster="trust_on_first_use", timeout=0.2, poll=0.01
@@ -172,7 +172,7 @@ def test_a_server_that_is_killed_continues_in_another_run(tmp_path):
     """The nodes are there all the time, and the new run sends what was under way again."""
     made, precision = workers()
     nodes = {n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)}
-    server = Server(TERMS, [], Synchronous(rounds=3, damping=1.0), folder=tmp_path)
+    server = Server(TERMS, None, Synchronous(rounds=3, damping=1.0), folder=tmp_path)
     settings = {"roster": "trust_on_first_use", "poll": 0.001, "pause": 0.01}
     run = FlowerRun(Grid(nodes), server, **settings)
     run.wait_for(3, at_most=20.0)
@@ -220,7 +220,7 @@ def test_nobody_takes_another_name():
 
 def test_nobody_is_believed_without_a_roster_unless_asked_for():
     """Checks that a node's own word needs a setting, and that a mistyped one is refused."""
-    server = Server(TERMS, [], Synchronous(rounds=1))
+    server = Server(TERMS, None, Synchronous(rounds=1))
     with pytest.raises(TypeError, match="roster"):
         FlowerRun(Grid({}), server)
     for roster in ("anybody", None):

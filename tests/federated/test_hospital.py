@@ -641,7 +641,10 @@ def test_a_ledger_that_fails_is_a_refusal(study, refiner, tmp_path):
 )
 def test_rounds_of_server_and_hospital_are_compared(study, refiner, caplog, rounds, says):
     """At the first reply, and at the end in the caveats where the hospital leaves early."""
-    one, server = hospital(study, refiner, rounds=rounds), Server(study.terms, "ab", Synchronous(3))
+    one, server = (
+        hospital(study, refiner, rounds=rounds),
+        Server(study.terms, ["a", "b"], Synchronous(3)),
+    )
     for task in server.due():
         if task.hospital == "a":
             server.receive("a", one.answer(task.to_bytes()))

@@ -143,7 +143,7 @@ def test_terms_with_a_schema_come_back_from_a_file(tmp_path):
 def test_a_refused_task_costs_nothing_and_names_the_field():
     x, y = EXAMPLE
     hospital = Hospital(study(), x, y, name="A", epsilon=1.0, rounds=2)
-    (task,) = Server(study(initial_stddev=0.2).terms, "A", Synchronous(2)).due()
+    (task,) = Server(study(initial_stddev=0.2).terms, ["A"], Synchronous(2)).due()
     with pytest.raises(MessageError, match=r"settings\.initial_stddev"):
         hospital.answer(task.to_bytes())
     assert hospital.spent == 0.0

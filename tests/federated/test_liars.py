@@ -1,5 +1,7 @@
 """A hospital that lies within the public cap: it stops no one, owns no study, is named, and can be dropped."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.federation import answer
@@ -10,7 +12,7 @@ from tfp_dpvi.federated.factors import Cap
 TERMS = StudyTerms("t", Factor(np.zeros(3), np.full(3, 0.25)), clip=2.0)
 # What the records of each honest hospital say; there are 320 of them.
 TARGET = Factor(np.array([80.0, -40.0, 0.0]), np.full(3, 80.0))
-HONEST = "ABC"
+HONEST = ["A", "B", "C"]
 NUM = dict.fromkeys([*HONEST, "M"], 320)
 rng = np.random.default_rng(0)
 LIES = {
@@ -71,7 +73,7 @@ def test_an_honest_hospital_is_never_limited():
     server = run(TARGET / Factor.one(3, full_rank=False) ** 1.0, num_records=NUM, rounds=3)
     assert all(update.limited == {} for update in server.history)
     terms = StudyTerms("t", Factor(np.zeros(1), np.ones(1)))
-    server = Server(terms, "AB", Synchronous(1, damping=1.0))
+    server = Server(terms, ["A", "B"], Synchronous(1, damping=1.0))
     for task, precision in zip(server.due(), (-0.4, -0.4), strict=True):
         server.receive(task.hospital, answer(task, Factor(np.zeros(1), np.array([precision]))))
     assert server.history[0].limited == {"A": 0.5, "B": 0.5}
@@ -90,7 +92,7 @@ def test_leaving_one_out_costs_nothing_and_changes_nothing():
 
 def test_a_hospital_is_dropped_in_the_middle_of_a_round(tmp_path):
     """The others' round ends without it, its messages are refused, and it does not come back."""
-    server = Server(TERMS, "AM", Synchronous(2), folder=tmp_path)
+    server = Server(TERMS, ["A", "M"], Synchronous(2), folder=tmp_path)
     a, m = server.due()
     assert server.receive("A", answer(a, TARGET))
     server.drop("M")
@@ -110,9 +112,10 @@ def test_a_hospital_is_dropped_in_the_middle_of_a_round(tmp_path):
 def test_the_others_stay_proper_without_one_that_they_need():
     """Factors that are improper by themselves are weakened, all alike."""
     terms = StudyTerms("t", Factor(np.zeros(1), np.ones(1)))
-    server = Server(terms, "AB", Synchronous(1, damping=1.0))
+    server = Server(terms, ["A", "B"], Synchronous(1, damping=1.0))
     for name, precision in {"A": 5.0, "B": -2.0}.items():
-        server.factors[name] = Factor(np.zeros(1), np.array([precision]))
+        factor = Factor(np.zeros(1), np.array([precision]))
+        server._members[name] = dataclasses.replace(server._members[name], factor=factor)
     assert server.without("A").exceeds(terms.floor)
     server.drop("A")
     assert float(server.factors["B"].precision[0]) == -0.25
@@ -121,7 +124,7 @@ def test_the_others_stay_proper_without_one_that_they_need():
 def test_a_cap_needs_a_clip_and_counts():
     free = StudyTerms("t", TERMS.prior)
     with pytest.raises(ValueError, match="num_records needs a study with a clip"):
-        Server(free, "A", Synchronous(1), num_records={"A": 10})
+        Server(free, ["A"], Synchronous(1), num_records={"A": 10})
     with pytest.raises(ValueError, match="num_records"):
-        Server(TERMS, "A", Synchronous(1), num_records={"A": 0})
+        Server(TERMS, ["A"], Synchronous(1), num_records={"A": 0})
     assert Cap(10, 1.0).share(TERMS.prior, Factor.one(3, full_rank=False), TARGET) < 1.0

@@ -302,4 +302,76 @@ def test_a_state_is_json_that_a_person_can_read(tmp_path):
     server = play(Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path), hospitals())
     state = json.loads((tmp_path / "state.json").read_text())
     assert state["updates"] == len(server.history) == len(list(tmp_path.glob("update-*.json")))
-    assert set(state["factors"]) == set(NAMES)
+    assert state["hospitals"].keys() == set(NAMES)
+    assert all(hospital["num_tasks"] == 4 for hospital in state["hospitals"].values())
+
+
+# ------------------------------------------------------------------------------------------ after a restart
+
+
+def test_a_reply_that_comes_before_what_was_under_way_is_sent_again(tmp_path):
+    """Its hospital is asked no more in this round, and the others are."""
+    workers = hospitals()
+    tasks = Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path).due()
+    server = Server.load(tmp_path, TERMS)
+    assert server.receive("h0", workers["h0"].answer(tasks[0].to_bytes()))
+    assert not server.history
+    assert [task.request for task in server.due()] == [task.request for task in tasks[1:]]
+    for task in tasks[1:]:
+        assert server.receive(task.hospital, workers[task.hospital].answer(task.to_bytes()))
+    assert server.history[0].hospitals == ("h0", "h1", "h2")
+
+
+def test_a_reply_that_is_repeated_after_a_restart_is_no_fault(tmp_path):
+    server = Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path)
+    (task, *_) = server.due()
+    reply = hospitals()["h0"].answer(task.to_bytes())
+    assert server.receive("h0", reply)
+    again = Server.load(tmp_path, TERMS)
+    assert not again.receive("h0", reply)
+    assert again.refused == []
+
+
+def test_a_hospital_that_was_dropped_stays_so_in_the_file(tmp_path):
+    server = Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path)
+    for task in server.due():
+        server.receive(task.hospital, answer(task, Factor(np.zeros(3), np.ones(3))))
+    server.drop("h1")
+    kept = json.loads((tmp_path / "state.json").read_text())["hospitals"]["h1"]
+    assert kept["factor"]["precision"] == [0.0] * 3
+    again = Server.load(tmp_path, TERMS)
+    again.join("h1")
+    assert list(again.factors) == ["h0", "h2"]
+    assert again.epsilon == server.epsilon == dict.fromkeys(NAMES, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 2}, "another version of this library; end the study with that one"),
+        ({"hospitals": {"h0": {}}}, "a hospital lacks the fields"),
+        ({"hospitals": []}, "hospitals is no JSON object"),
+        ({"refused": "text"}, "refused is no list of texts"),
+    ],
+)
+def test_a_state_of_other_fields_is_refused_in_words(tmp_path, change, says):
+    Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path)
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=f"is no state of this study: .*{says}") as error:
+        Server.load(tmp_path, TERMS)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_tasks", "3"), ("epsilon", "1"), ("held", [1.0]), ("unanswered", [{}]), ("retired", 1)],
+)
+def test_a_hospital_whose_state_is_none_is_refused(tmp_path, field, value):
+    Server(TERMS, NAMES, SCHEDULES[0], folder=tmp_path)
+    path = tmp_path / "state.json"
+    state = json.loads(path.read_text())
+    state["hospitals"]["h1"][field] = value
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="is no state of this study"):
+        Server.load(tmp_path, TERMS)

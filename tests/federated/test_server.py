@@ -1,5 +1,6 @@
 """The server with exact hospitals: the pooled posterior, schedules, and two broken servers that the same checks catch."""
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -75,7 +76,9 @@ class DampedTwice(Server):
     """A mutation: damping is applied to the change, and to the sum once more."""
 
     def _settle(self):
-        self._held = {h: change ** self.schedule.share(0) for h, change in self._held.items()}
+        for name, change in self._held().items():
+            again = change ** self.schedule.share(0)
+            self._members[name] = dataclasses.replace(self._members[name], held=again)
         super()._settle()
 
 
@@ -196,7 +199,7 @@ def test_a_quick_hospital_waits_for_one_that_answers_slowly_but_not_for_one_that
         assert server.receive("quick", answer(quick, one))
         quick = next(task for task in server.due() if task.hospital == "quick")
     assert quick.number == 8
-    slow = server._open["slow"]
+    slow = server._members["slow"].unanswered[-1].request
     assert server.receive("quick", answer(quick, one))
     server.give_up(slow)
     assert server.finished  # At the end nobody waits for its other rounds.
@@ -345,3 +348,23 @@ def test_a_server_needs_no_tensorflow():
         "assert not [name for name in sys.modules if name.startswith(('tensorflow', 'keras', 'tf_keras', 'flwr'))]\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("hospitals", [[], (), {}, iter(())])
+def test_a_study_of_no_hospitals_is_refused(hospitals):
+    """It would be finished before it began; those of a `FlowerRun` join later."""
+    terms = StudyTerms("empty", prior_of(3, full_rank=True))
+    with pytest.raises(ValueError, match="hospitals is empty") as error:
+        Server(terms, hospitals, Synchronous())
+    assert "\n" not in str(error.value)
+    server = Server(terms, None, Synchronous())
+    server.join("a")
+    assert [task.hospital for task in server.due()] == ["a"]
+
+
+def test_one_text_is_no_list_of_hospitals():
+    terms = StudyTerms("text", prior_of(3, full_rank=True))
+    with pytest.raises(TypeError, match="hospitals='berlin' is a text: pass names"):
+        Server(terms, "berlin", Synchronous())
+    with pytest.raises(TypeError, match="hospital=3"):
+        Server(terms, [3], Synchronous())

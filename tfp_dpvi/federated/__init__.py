@@ -7,8 +7,9 @@ Read the files in this order. Each imports from those before it only.
 
 * `factors` are normals that are multiplied; `sums` what hospitals release in the last phase, and
   `trusted` who may add them up; `messages` go between server and hospitals.
-* `schedules` says when a server asks whom, `saved` how it is saved; `server` runs a study, `status`
-  shows it, and `aggregation` adds up sums that are only seen together.
+* `schedules` says when a server asks whom, `member` what it knows of each hospital, and `saved` how
+  that is saved; `server` runs a study, `status` shows it, and `aggregation` adds up sums that are
+  only seen together.
 * `columns` are what hospitals share of their tables; `effects` differ between hospitals; `window`
   releases the sums, and `calibrated` is the posterior of them. `study` is the model, and `formula`
   that of a regression.

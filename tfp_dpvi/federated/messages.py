@@ -307,7 +307,8 @@ class Task(_Message):
     ```python
     >>> import numpy as np
     >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)))
-    >>> task = Task(terms.identity, "berlin", "request 1", 0, terms.prior, terms.prior)
+    >>> both = {"posterior": terms.prior, "cavity": terms.prior}
+    >>> task = Task(terms.identity, "berlin", "request 2", 1, **both, unanswered=("request 1",))
     >>> Task.from_bytes(task.to_bytes(), terms).hospital
     'berlin'
 
@@ -371,7 +372,8 @@ class Reply(_Message):
     >>> import numpy as np
     >>> terms = StudyTerms("heights", Factor.normal(np.zeros(2), np.ones(2)))
     >>> change = Factor(shift=np.ones(2), precision=np.ones(2))
-    >>> reply = Reply(terms.identity, "berlin", "request 1", 0, change, epsilon=0.4, delta=1e-5)
+    >>> stated = {"epsilon": 0.4, "delta": 1e-5}
+    >>> reply = Reply(terms.identity, "berlin", "request 1", 0, change, **stated, rounds_left=19)
     >>> Reply.from_bytes(reply.to_bytes(), terms).epsilon
     0.4
     >>> declined = Reply(terms.identity, "berlin", "request 2", 1, None, reason="no budget is left")

@@ -14,12 +14,12 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Factor
-from tfp_dpvi.federated.messages import MessageError, StudyTerms, Task
+from tfp_dpvi.federated.member import Member
+from tfp_dpvi.federated.messages import StudyTerms
 from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
-from tfp_dpvi.federated.sums import Shapes, SiteSums
 from tfp_dpvi.privacy.sensitivity import Json
 
-_FORMAT = 2
+_FORMAT = 3
 _SCHEDULES = {kind.__name__: kind for kind in (Schedule, Synchronous, Sequential, Asynchronous)}
 
 
@@ -65,16 +65,23 @@ class Round:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that a server knows beside its terms and its history; see `Server` for the names.
+    """All that a server knows beside its terms and its history.
+
+    Args:
+      study: The identity of the terms.
+      schedule: When to ask whom.
+      prior: The prior, or the factor that stands for it at present.
+      place: The posterior at whose mean the sums of the last phase are; None before that phase.
+      refused: Messages that were refused, and why.
+      hospitals: What the server knows of each, in the order in which they joined.
 
     ```python
     >>> import numpy as np
     >>> prior = Factor.normal(np.zeros(1), np.ones(1))
-    >>> kept = {"factors": {}, "epsilon": {}, "randomness": {}, "rounds_left": {}}
-    >>> kept |= {"retired": {}, "refused": []}
-    >>> queue = {"asked": {}, "unanswered": {}, "under_way": [], "held": {}, "capped": {}}
-    >>> State("identity", Synchronous(), prior, **kept, **queue, silent=[], refusing=[]).under_way
-    []
+    >>> hospitals = {"berlin": Member(Factor.one(1, full_rank=False))}
+    >>> state = State("identity", Synchronous(), prior, None, [], hospitals)
+    >>> state.hospitals["berlin"].num_tasks
+    0
 
     ```
     """
@@ -82,21 +89,9 @@ class State:
     study: str
     schedule: Schedule
     prior: Factor
-    factors: dict[str, Factor]
-    epsilon: dict[str, float]
-    randomness: dict[str, str]
-    rounds_left: dict[str, int]
-    retired: dict[str, str]
+    place: Factor | None
     refused: list[str]
-    asked: dict[str, int]
-    unanswered: dict[str, list[Task]]
-    under_way: list[str]
-    held: dict[str, Factor]
-    capped: dict[str, float]
-    silent: list[str]
-    refusing: list[str]
-    place: Factor | None = None
-    sums: dict[str, SiteSums] = dataclasses.field(default_factory=dict)
+    hospitals: dict[str, Member]
 
 
 class Store:
@@ -145,8 +140,7 @@ class Store:
             replace_file(self._update(update.number), _to_json(update))
         self._written = len(history)
         schedule = {"kind": type(state.schedule).__name__, **dataclasses.asdict(state.schedule)}
-        fields = {name: getattr(state, name) for name in _names(State)}
-        kept = {"format": _FORMAT, "updates": len(history), **fields, "schedule": schedule}
+        kept = {"format": _FORMAT, "updates": len(history), **vars(state), "schedule": schedule}
         replace_file(self._path, _to_json(kept))
         self._seen = self._stamp()
 
@@ -164,10 +158,14 @@ class Store:
         self._seen = self._stamp()
         try:
             fields = json.loads(self._path.read_text(encoding="utf-8"))
-            known = [*_names(State), "format", "updates"]
-            fields = check.fields("the state", fields, needed=known, known=known)
+            fields = check.fields("the state", fields, needed=["format"])
             if fields.pop("format") != _FORMAT:
-                raise ValueError("it is of another version of this library.")
+                raise ValueError(
+                    "it is of another version of this library; end the study with that one, or "
+                    "start anew in another folder."
+                )
+            known = [*_names(State), "updates"]
+            fields = check.fields("the state", fields, needed=known, known=known)
             terms.check_same(fields["study"])
             updates = range(1, fields.pop("updates") + 1)
             history = [_round(json.loads(self._update(n).read_text("utf-8"))) for n in updates]
@@ -196,12 +194,10 @@ def _names(kind: type) -> list[str]:
 
 
 def _to_json(value: Round | Json) -> str:
-    def plain(part: np.ndarray | Factor | Task | SiteSums) -> Json | list[float]:
+    def plain(part: np.ndarray | Factor | Member | Round) -> Json | list[float]:
         return part.tolist() if isinstance(part, np.ndarray) else dataclasses.asdict(part)
 
-    return json.dumps(
-        dataclasses.asdict(value) if isinstance(value, Round) else value, default=plain
-    )
+    return json.dumps(value, default=plain)
 
 
 def replace_file(path: pathlib.Path, text: str) -> None:
@@ -219,57 +215,24 @@ def replace_file(path: pathlib.Path, text: str) -> None:
     os.replace(new, path)
 
 
-def _named(fields: Json, kind: type) -> Json:
-    """Returns a dict from names to values of one type."""
-    if not isinstance(fields, dict) or not all(type(value) is kind for value in fields.values()):
-        raise TypeError(f"it has {check.shown(fields)}, where a {kind.__name__} has a name.")
-    return fields
-
-
-def _factors(fields: Json) -> dict[str, Factor]:
-    return {name: Factor(**value) for name, value in _named(fields, dict).items()}
-
-
-def _texts(values: check.Unchecked) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise TypeError("it has no list of texts where one must be.")
-    return values
+def _factors(fields: check.Unchecked) -> dict[str, Factor]:
+    return {name: Factor(**value) for name, value in check.fields("factors", fields).items()}
 
 
 def _state(fields: Json, terms: StudyTerms) -> State:
-    schedule = dict(fields["schedule"])
-    unanswered = {}
-    for name, tasks in _named(fields["unanswered"], list).items():
-        messages = [json.dumps({"kind": "Task", **task}).encode() for task in tasks]
-        try:
-            unanswered[name] = [Task.from_bytes(message, terms) for message in messages]
-        except MessageError as error:
-            raise ValueError(str(error)) from None
+    schedule, place = dict(fields["schedule"]), fields["place"]
+    refused = fields["refused"]
+    if not isinstance(refused, list) or not all(isinstance(text, str) for text in refused):
+        raise TypeError("refused is no list of texts.")
+    hospitals = check.fields("hospitals", fields["hospitals"])
     return State(
         study=fields["study"],
         schedule=_SCHEDULES[schedule.pop("kind")](**schedule),
         prior=Factor(**fields["prior"]),
-        factors=_factors(fields["factors"]),
-        epsilon=_named(fields["epsilon"], float),
-        randomness=_named(fields["randomness"], str),
-        rounds_left=_named(fields["rounds_left"], int),
-        retired=_named(fields["retired"], str),
-        refused=_texts(fields["refused"]),
-        asked=_named(fields["asked"], int),
-        unanswered=unanswered,
-        under_way=_texts(fields["under_way"]),
-        held=_factors(fields["held"]),
-        capped=_named(fields["capped"], float),
-        silent=_texts(fields["silent"]),
-        refusing=_texts(fields["refusing"]),
-        place=None if fields["place"] is None else Factor(**fields["place"]),
-        sums=_sums(fields["sums"], terms.sums),
+        place=None if place is None else Factor(**place),
+        refused=refused,
+        hospitals={name: Member.from_json(value, terms) for name, value in hospitals.items()},
     )
-
-
-def _sums(fields: Json, shapes: Shapes) -> dict[str, SiteSums]:
-    named = _named(fields, dict)
-    return {name: SiteSums.from_json(value, shapes) for name, value in named.items()}
 
 
 def _round(fields: Json) -> Round:

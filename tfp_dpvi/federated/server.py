@@ -5,6 +5,7 @@ The product of prior and factors is the posterior.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -13,15 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.federated.factors import Cap, Factor, drift, guard, guards, movement, product
-from tfp_dpvi.federated.messages import (
-    MOST_TEXT,
-    MOST_UNANSWERED,
-    MessageError,
-    Reply,
-    StudyTerms,
-    Task,
-    need,
-)
+from tfp_dpvi.federated.member import Member
+from tfp_dpvi.federated.messages import MOST_TEXT, MessageError, Reply, StudyTerms, Task, need
 from tfp_dpvi.federated.saved import Round, State, Store
 from tfp_dpvi.federated.schedules import Asynchronous, Schedule, Sequential, Synchronous
 from tfp_dpvi.federated.sums import SiteSums
@@ -53,7 +47,8 @@ class Server:
 
     Args:
       terms: Terms of the study.
-      hospitals: Their names, in the order of a sequential schedule.
+      hospitals: Their names, in the order of a sequential schedule; None if all of them `join`
+        later, as they do in a `FlowerRun`.
       schedule: When to ask whom, for instance `Synchronous(rounds=10)`.
       evaluate: Maps a posterior to a number to show after each update, from public data alone.
       refine_prior: Maps a cavity and the present factor to the factor that stands for a prior which
@@ -62,9 +57,18 @@ class Server:
         what so many records can say is scaled down, and its hospital is named: see `Cap`.
       folder: Folder in which the server keeps its state, all of it public; None for memory.
 
+    Attributes:
+      terms: As passed.
+      schedule: As passed.
+      prior: The prior, or the factor that stands for it at present.
+      place: The posterior at whose mean the sums of the last phase are; None before that phase.
+      refused: Messages that were refused, and why.
+      history: The updates of the posterior.
+
     Raises:
-      ValueError: The folder holds a study already, which `load` continues; or `num_records` is
-        given, and the study has no clip.
+      TypeError: `hospitals` is a text, or a name is none.
+      ValueError: `hospitals` is empty; the folder holds a study already, which `load` continues; or
+        `num_records` is given, and the study has no clip.
 
     ```python
     >>> import numpy as np
@@ -84,7 +88,7 @@ class Server:
     def __init__(
         self,
         terms: StudyTerms,
-        hospitals: Iterable[str],
+        hospitals: Iterable[str] | None,
         schedule: Schedule,
         *,
         evaluate: Callable[[Factor], float] | None = None,
@@ -93,30 +97,17 @@ class Server:
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self.terms, self.schedule = terms, schedule
-        self.prior = terms.prior  # Or the factor that stands for it at present.
-        self.factors: dict[str, Factor] = {}
-        self.epsilon: dict[str, float] = {}  # Epsilon that each hospital reports.
-        self.randomness: dict[str, str] = {}  # The generator that each reports; see `Reply`.
-        self.rounds_left: dict[str, int] = {}  # Rounds that each still allows.
-        self.retired: dict[str, str] = {}  # Hospitals that declined, and why; their factors stay.
-        self.refused: list[str] = []  # Messages, and why.
+        self.prior = terms.prior
+        self.place: Factor | None = None
+        self.refused: list[str] = []
         self.history: list[Round] = []
-        self.sums: dict[str, SiteSums] = {}  # Of each hospital, in the last phase.
-        self.place: Factor | None = None  # At whose mean they are; set when that phase begins.
+        self._members: dict[str, Member] = {}  # Those that were dropped too.
+        self._caps = _caps(terms, num_records or {})
         self._evaluate, self._refine_prior = evaluate, refine_prior
-        self._asked: dict[str, int] = {}
-        self._unanswered: dict[str, list[Task]] = {}  # Tasks whose replies are still welcome.
-        self._open: dict[str, str] = {}  # Hospital -> request that is under way.
-        self._again: set[str] = set()  # Hospitals whose request was under way when it was saved.
-        self._answered: dict[str, str] = {}  # The request that each hospital answered last.
-        self._held: dict[str, Factor] = {}
-        self._capped: dict[str, float] = {}  # Shares of held changes that a cap has left.
-        self._silent: set[str] = set()  # Hospitals whose last request was given up.
-        self._refusing: set[str] = set()  # Hospitals whose message after it was refused.
+        self._is_restored = False  # From `load` on until what was under way is sent again.
         self._since = time.monotonic()
         self._store: Store | None = None
-        self._caps = _caps(terms, num_records or {})
-        for hospital in hospitals:
+        for hospital in _names(hospitals):
             self.join(hospital)
         if folder is not None:
             store = Store(folder)
@@ -131,14 +122,60 @@ class Server:
     # ------------------------------------------------------------------ what it knows
 
     @property
+    def factors(self) -> dict[str, Factor]:
+        """The factor of each hospital; of one that has declined it stays."""
+        return {
+            name: member.factor for name, member in self._members.items() if not member.is_dropped
+        }
+
+    @property
     def posterior(self) -> Factor:
         """The product of prior and factors."""
         return product([self.prior, *self.factors.values()])
 
     @property
+    def epsilon(self) -> dict[str, float]:
+        """Epsilon that each hospital reports, once it has answered; also of those dropped."""
+        return {
+            name: member.epsilon
+            for name, member in self._members.items()
+            if member.epsilon is not None
+        }
+
+    @property
+    def randomness(self) -> dict[str, str]:
+        """The generator that each hospital reports, once it has answered; see `Reply`."""
+        return {name: self._members[name].randomness for name in self.epsilon}
+
+    @property
+    def rounds_left(self) -> dict[str, int]:
+        """Rounds that each hospital still allows, if it has said so."""
+        return {
+            name: member.rounds_left
+            for name, member in self._members.items()
+            if member.rounds_left is not None
+        }
+
+    @property
+    def retired(self) -> dict[str, str]:
+        """Hospitals that declined or were dropped, and why."""
+        return {
+            name: member.retired
+            for name, member in self._members.items()
+            if member.retired is not None
+        }
+
+    @property
+    def sums(self) -> dict[str, SiteSums]:
+        """The sums of each hospital, in the last phase."""
+        return {
+            name: member.sums for name, member in self._members.items() if member.sums is not None
+        }
+
+    @property
     def finished(self) -> bool:
         """True if no task is due and no request is open."""
-        return not self._open and not self._next()
+        return not self._under_way() and not self._next()
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -158,12 +195,12 @@ class Server:
                 f"{len(active)} hospitals of a quorum of {self.schedule.quorum} still take part: "
                 "the study ended before its last round."
             )
-        for name, left in self.rounds_left.items():
-            if name in active and left < self.schedule.rounds - self._asked[name]:
-                further = self.schedule.rounds - self._asked[name]
-                sentences.append(
-                    f"{name} allows {left} further rounds of {further}: agree on one number."
-                )
+        further = {name: self.schedule.rounds - member.num_tasks for name, member in active.items()}
+        sentences += [
+            f"{name} allows {left} further rounds of {further[name]}: agree on one number."
+            for name, left in self.rounds_left.items()
+            if name in further and left < further[name]
+        ]
         if self.place is not None and self.finished:
             missing = [name for name in self.factors if name not in self.sums]
             if missing:
@@ -179,11 +216,13 @@ class Server:
             if self.sums or self.terms.agreed_sum is not None
             else "Do not trust its intervals; use more rounds, a smaller damping, or more records."
         )
-        faults = []
-        if moved > _MOST_MOVED:
-            faults.append(f"moved a mean by {moved:.2g} of its standard deviations")
-        if stretched > _MOST_STRETCHED:
-            faults.append(f"changed a standard deviation by a factor of {stretched:.2g}")
+        possible = {
+            f"moved a mean by {moved:.2g} of its standard deviations": moved > _MOST_MOVED,
+            f"changed a standard deviation by a factor of {stretched:.2g}": (
+                stretched > _MOST_STRETCHED
+            ),
+        }
+        faults = [fault for fault, is_there in possible.items() if is_there]
         if faults:
             sentences.append(
                 f"the last round of updates still {' and '.join(faults)}: the posterior may not "
@@ -202,12 +241,14 @@ class Server:
 
     def _before_last_round(self) -> Factor:
         """Returns the posterior before the last updates of all hospitals that still answer."""
-        answering = set(self._answering() or self.factors)
-        missing = {name for update in self.history for name in update.hospitals} & answering
-        for place in range(len(self.history) - 1, -1, -1):
-            missing -= set(self.history[place].hospitals)
-            if not missing:
-                break
+        answering = self._answering() or self.factors
+        latest = {
+            name: place
+            for place, update in enumerate(self.history)
+            for name in update.hospitals
+            if name in answering
+        }
+        place = min(latest.values(), default=len(self.history) - 1)
         return self.history[place - 1].posterior if place else self.terms.prior
 
     # ------------------------------------------------------------------ whom to ask
@@ -218,114 +259,110 @@ class Server:
         A hospital that left comes back to its factor.
         """
         check.text("hospital", hospital, "pass a hospital's name")
-        if hospital in self.retired and hospital not in self.factors:
-            _LOG.warning("%s was dropped, and does not come back.", hospital)
-        elif hospital not in self.factors:
-            rounds = [self._asked[name] for name in self._answering()]
-            self._asked[hospital] = min(rounds, default=0)
+        if hospital not in self._members:
+            rounds = [member.num_tasks for member in self._answering().values()]
             prior = self.terms.prior
-            self.factors[hospital] = Factor.one(prior.num, full_rank=prior.full_rank)
+            self._members[hospital] = Member(
+                Factor.one(prior.num, full_rank=prior.full_rank),
+                num_tasks=min(rounds, default=0),
+            )
             self._save()
+        elif self._members[hospital].is_dropped:
+            _LOG.warning("%s was dropped, and does not come back.", hospital)
 
-    def _active(self) -> list[str]:
-        """Returns the hospitals that have not declined."""
-        return [name for name in self.factors if name not in self.retired]
+    def _active(self) -> dict[str, Member]:
+        """Returns the hospitals that take part."""
+        return {name: member for name, member in self._members.items() if member.takes_part}
 
-    def _answering(self) -> list[str]:
+    def _answering(self) -> dict[str, Member]:
         """Returns the hospitals that answered last time, or all that take part if none did."""
         active = self._active()
-        return [name for name in active if name not in self._silent] or active
+        return {name: member for name, member in active.items() if not member.is_silent} or active
 
-    def _is_present(self, hospital: str) -> bool:
-        """Returns whether a hospital has ever answered, and answered its last request."""
-        return hospital in self.epsilon and hospital not in self._silent
+    def _under_way(self) -> list[str]:
+        """Returns the hospitals whose reply is awaited."""
+        return [name for name, member in self._members.items() if member.is_under_way]
 
     def _is_waiting(self) -> bool:
         """Returns whether fewer hospitals than the quorum are present."""
-        return sum(map(self._is_present, self._active())) < self.schedule.quorum
-
-    def _can_repeat(self, hospital: str) -> bool:
-        """Returns whether a hospital's last task is unanswered, and was not refused."""
-        return bool(self._unanswered.get(hospital)) and hospital not in self._refusing
+        return sum(member.is_present for member in self._active().values()) < self.schedule.quorum
 
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
-        if self._again:
-            return [name for name in self.factors if name in self._again]
+        if self._is_restored and self._under_way():
+            return self._under_way()
         return (self._next_in_rounds() if self.place is None else []) or self._next_for_sums()
-
-    def _next_for_sums(self) -> list[str]:
-        """Returns the hospitals to ask for their sums: once all rounds are over."""
-        active = self._active()
-        is_first = self.place is None
-        if not self.terms.sums or not self.history or (self._open and is_first):
-            return []
-        if self.terms.agreed_sum is not None:  # They are for an `Aggregation` alone.
-            return []
-        if is_first and (len(active) < self.schedule.quorum or self._is_waiting()):
-            return []
-        return [
-            name
-            for name in active
-            if name not in self.sums
-            and name not in self._open
-            and sum(task.last for task in self._unanswered.get(name, [])) < _MOST_ASKED
-        ]
 
     def _next_in_rounds(self) -> list[str]:
         """Returns the hospitals to ask for a change now."""
         active, last = self._active(), self.schedule.rounds
         waiting = self._is_waiting()
-        if len(active) < self.schedule.quorum or (self._open and (self.schedule.waits or waiting)):
+        if len(active) < self.schedule.quorum or (
+            self._under_way() and (self.schedule.waits or waiting)
+        ):
             return []
-        free = [name for name in active if name not in self._open and name not in self._held]
+        free = {name: member for name, member in active.items() if member.is_free}
         if waiting:  # Only for those that are missing, and again with the same request.
-            absent = [name for name in free if not self._is_present(name)]
-            ready = [name for name in absent if self._can_repeat(name) or self._asked[name] < last]
+            ready = [
+                name
+                for name, member in free.items()
+                if not member.is_present and (member.can_repeat or member.num_tasks < last)
+            ]
         else:
-            answering = self._answering()
-            first = min(self._asked[name] for name in answering)
+            answering = self._answering().values()
+            first = min(member.num_tasks for member in answering)
             # The study ends without a hospital that is away.
-            if first >= last and self._open.keys().isdisjoint(answering):
+            if first >= last and not any(member.is_under_way for member in answering):
                 return []
             until = min(last, first + self.schedule.most_ahead)
-            ready = [name for name in free if self._asked[name] < until]
-        return sorted(ready, key=self._asked.__getitem__)[:1] if self.schedule.one_by_one else ready
+            ready = [name for name, member in free.items() if member.num_tasks < until]
+        least = sorted(ready, key=lambda name: active[name].num_tasks)
+        return least[:1] if self.schedule.one_by_one else ready
+
+    def _next_for_sums(self) -> list[str]:
+        """Returns the hospitals to ask for their sums: once all rounds are over."""
+        # Those of a trusted sum are for an `Aggregation` alone.
+        if not self.terms.sums or self.terms.agreed_sum is not None or not self.history:
+            return []
+        if self.place is None and (self._under_way() or self._is_waiting()):
+            return []
+        return [
+            name
+            for name, member in self._active().items()
+            if member.sums is None
+            and not member.is_under_way
+            and member.num_asked_for_sums < _MOST_ASKED
+        ]
 
     def due(self) -> list[Task]:
         """Returns the tasks to send now; each counts as sent."""
-        names = self._next()
-        if names and not self._again and self.place is None and not self._next_in_rounds():
+        if self.place is None and self._next_for_sums() and not self._next_in_rounds():
             self.place = self.posterior
-        tasks = [self._task(hospital) for hospital in names]
-        self._again = set()
-        self._open.update({task.hospital: task.request for task in tasks})
+        tasks = [self._task(hospital) for hospital in self._next()]
+        for task in tasks:
+            self._members[task.hospital] = self._members[task.hospital].asked(task)
+        self._is_restored = False
         if tasks:
             self._save()
         return tasks
 
     def _task(self, hospital: str) -> Task:
-        """Returns the last task if it is to be repeated, else a new one."""
-        tasks = self._unanswered.setdefault(hospital, [])
-        last = self.place is not None
-        repeats = not last and self._is_waiting() and self._can_repeat(hospital)
-        if hospital in self._again or repeats:
-            return tasks[-1]
+        """Returns the last task if it is to be sent again, else a new one."""
+        member, last = self._members[hospital], self.place is not None
+        # Only after a restart is a hospital asked whose reply is awaited.
+        if member.is_under_way or (not last and self._is_waiting() and member.can_repeat):
+            return member.unanswered[-1]
         posterior = self.posterior if self.place is None else self.place
-        task = Task(
+        return Task(
             self.terms.identity,
             hospital,
             uuid.uuid4().hex,
-            self._asked[hospital],
+            member.num_tasks,
             posterior,
-            cavity=posterior if last else posterior / self.factors[hospital],
-            unanswered=tuple(earlier.request for earlier in tasks),
+            cavity=posterior if last else posterior / member.factor,
+            unanswered=tuple(earlier.request for earlier in member.unanswered),
             last=last,
         )
-        self._asked[hospital] += 1
-        self._refusing.discard(hospital)
-        self._unanswered[hospital] = [*tasks, task][-MOST_UNANSWERED:]
-        return task
 
     # ------------------------------------------------------------------ what comes back
 
@@ -345,50 +382,39 @@ class Server:
         try:
             reply = Reply.from_bytes(message, self.terms)
             need(sender in self.factors, f"hospital {sender!r} is not in the study.")
+            member = self._members[sender]
             need(
                 reply.hospital == sender,
                 f"it is signed {reply.hospital!r}, and {sender!r} sent it.",
             )
-            tasks = {task.request: task for task in self._unanswered.get(sender, [])}
-            if self._answered.get(sender) == reply.request:
+            if member.answered_request == reply.request:
                 return False  # A repeated one, as slow hospitals send.
-            known = {task.request for several in self._unanswered.values() for task in several}
-            need(
-                reply.request in tasks or reply.request not in known,
-                f"request {reply.request!r} went to another hospital.",
-            )
-            need(
-                reply.request in tasks,
-                f"request {reply.request!r} is not open: it was answered, or never sent.",
-            )
-            need(
-                reply.number == tasks[reply.request].number,
-                f"number={reply.number} is not that of the request.",
-            )
-            self._check_sums(sender, tasks[reply.request], reply)
+            task = self._task_of(reply)
+            self._check_sums(sender, task, reply)
         except MessageError as error:
             self.refuse(sender, str(error))
             return False
-        if sender not in self.epsilon:
+        if member.epsilon is None:
             self._compare_rounds(reply)
-        self.epsilon[sender], self.randomness[sender] = reply.epsilon, reply.randomness
-        if reply.rounds_left is not None:
-            self.rounds_left[sender] = reply.rounds_left
-        if reply.sums is not None:
-            self.sums[sender] = reply.sums
-        elif reply.change is None:
+        self._members[sender] = member.answered(reply)
+        if reply.change is not None:
+            self._hold(task, reply.change)
+        elif reply.sums is None:
             _LOG.warning("%s declines: %s", sender, reply.reason)
-            self.retired[sender] = reply.reason
-        else:
-            self._held[sender] = self._within_cap(sender, tasks[reply.request], reply.change)
-            self._held[sender] **= self.schedule.share(reply.number)
-        self._silent.discard(sender)
-        self._refusing.discard(sender)
-        self._unanswered[sender] = []
-        self._answered[sender] = reply.request
-        self._open.pop(sender, None)
         self._end_request()
         return True
+
+    def _task_of(self, reply: Reply) -> Task:
+        """Returns the task that a reply answers; refuses one that answers none."""
+        asked = {
+            task.request: task for member in self._members.values() for task in member.unanswered
+        }
+        request = f"request {reply.request!r}"
+        need(reply.request in asked, f"{request} is not open: it was answered, or never sent.")
+        task = asked[reply.request]
+        need(task.hospital == reply.hospital, f"{request} went to another hospital.")
+        need(reply.number == task.number, f"number={reply.number} is not that of the request.")
+        return task
 
     def _check_sums(self, sender: str, task: Task, reply: Reply) -> None:
         """Refuses sums that were not asked for, or that are not like the other hospitals'."""
@@ -409,30 +435,30 @@ class Server:
                 "this library, and on the public inputs.",
             )
 
-    def _within_cap(self, hospital: str, task: Task, change: Factor) -> Factor:
-        """Returns the part of a change that the hospital's declared records can account for."""
-        cap = self._caps.get(hospital)
-        if cap is None:
-            return change
-        share = cap.share(task.cavity, task.posterior / task.cavity, change)
-        if share < 1.0:
-            self._capped[hospital] = share
-        return change**share
+    def _hold(self, task: Task, change: Factor) -> None:
+        """Holds the part of a change that the hospital's declared records can account for."""
+        cap, own = self._caps.get(task.hospital), task.posterior / task.cavity
+        share = 1.0 if cap is None else cap.share(task.cavity, own, change)
+        self._members[task.hospital] = dataclasses.replace(
+            self._members[task.hospital],
+            held=(change**share) ** self.schedule.share(task.number),
+            held_share=share,
+        )
 
     def _compare_rounds(self, reply: Reply) -> None:
         """Warns where a hospital, which answers for the first time, allows other rounds."""
         planned = self.schedule.rounds - reply.number
         allowed = planned if reply.rounds_left is None else reply.rounds_left + 1
         if reply.change is not None and allowed != planned:
-            more = (
-                "its noise is for more rounds than there are"
-                if allowed > planned
-                else ("it leaves before the end")
-            )
             _LOG.warning(
                 "%s allows %d rounds and the study has %d: %s. Agree on one number.",
-                reply.hospital, allowed, planned, more,
-            )  # fmt: skip
+                reply.hospital,
+                allowed,
+                planned,
+                "its noise is for more rounds than there are"
+                if allowed > planned
+                else "it leaves before the end",
+            )
 
     def refuse(self, hospital: str, reason: str) -> None:
         """Notes a hospital's message that was refused, or its refusal of a task.
@@ -445,7 +471,8 @@ class Server:
         """
         kept = "".join(letter if letter.isprintable() else " " for letter in reason)[:MOST_TEXT]
         self.refused.append(f"{hospital}: {kept}")
-        self._refusing.add(hospital)
+        if hospital in self._members:
+            self._members[hospital] = dataclasses.replace(self._members[hospital], is_refused=True)
         _LOG.warning("A message of %s is refused: %s", hospital, kept)
 
     def give_up(self, request: str) -> None:
@@ -453,35 +480,38 @@ class Server:
 
         The hospital's factor stays, and it is asked again in the next round.
         """
-        for hospital in [name for name, under_way in self._open.items() if under_way == request]:
-            self._silent.add(hospital)
-            del self._open[hospital]
-            self._end_request()
+        for name, member in self._members.items():
+            if member.awaits(request) and not self._is_restored:
+                self._members[name] = dataclasses.replace(
+                    member, is_under_way=False, is_silent=True
+                )
+                self._end_request()
 
     def _end_request(self) -> None:
         """Applies the changes that are held, if all who were waited for have answered."""
-        if (
-            self._held
-            and not (self._open and self.schedule.waits)
-            and not self._again
-            and not self._is_waiting()
-        ):
+        must_wait = self._under_way() and (self.schedule.waits or self._is_restored)
+        if self._held() and not must_wait and not self._is_waiting():
             self._settle()
         self._save()
         if self.finished:
             for sentence in self.caveats:
                 _LOG.warning("%s", sentence)
 
+    def _held(self) -> dict[str, Factor]:
+        """Returns the changes that are not in a factor yet."""
+        return {
+            name: member.held for name, member in self._members.items() if member.held is not None
+        }
+
     def _settle(self) -> None:
         """Applies the changes that are held."""
-        changes, before = self._held, self.posterior
-        self._held = {}
+        changes, before = self._held(), self.posterior
         shares = guards(before, changes, self.factors, self.terms.floor)
-        for hospital, change in changes.items():
-            self.factors[hospital] *= change ** shares[hospital]
-        taken = {name: share * self._capped.get(name, 1.0) for name, share in shares.items()}
+        taken = {name: share * self._members[name].held_share for name, share in shares.items()}
         limited = {name: share for name, share in taken.items() if share < 1.0}
-        self._capped = {}
+        for name, change in changes.items():
+            factor = self._members[name].factor * change ** shares[name]
+            self._members[name] = dataclasses.replace(self._members[name], factor=factor, held=None)
         for name, share in limited.items():
             _LOG.warning("Only a share of %.3g of the change of %s is taken.", share, name)
         if self._refine_prior is not None:  # Site 0: no record is touched.
@@ -495,33 +525,34 @@ class Server:
     ) -> None:
         """Adds an update to the history."""
         after, now = self.posterior, time.monotonic()
-        update = Round(
-            number=len(self.history) + 1,
-            hospitals=hospitals,
-            change=(after / before).norm,
-            guard=share,
-            epsilon=dict(self.epsilon),
-            evaluation=None if self._evaluate is None else float(self._evaluate(after)),
-            posterior=after,
-            factors=dict(self.factors),
-            seconds=now - self._since,
-            limited=limited,
+        self.history.append(
+            Round(
+                number=len(self.history) + 1,
+                hospitals=hospitals,
+                change=(after / before).norm,
+                guard=share,
+                epsilon=self.epsilon,
+                evaluation=None if self._evaluate is None else float(self._evaluate(after)),
+                posterior=after,
+                factors=self.factors,
+                seconds=now - self._since,
+                limited=limited,
+            )
         )
-        self.history.append(update)
         self._since = now
 
     # ------------------------------------------------------------------ without a hospital
 
     def _others(self, hospital: str) -> dict[str, Factor]:
         """Returns the others' factors, weakened if they are improper without this one's."""
-        if hospital not in self.factors:
+        others = self.factors
+        if hospital not in others:
             raise ValueError(
-                f"hospital={hospital!a} is not in the study: pass one of {sorted(self.factors)}."
+                f"hospital={hospital!a} is not in the study: pass one of {sorted(others)}."
             )
-        others = {name: factor for name, factor in self.factors.items() if name != hospital}
-        if not others:
-            return {}
-        share = guard(self.prior, product(list(others.values())), self.terms.floor)
+        del others[hospital]
+        together = list(others.values())
+        share = guard(self.prior, product(together), self.terms.floor) if together else 1.0
         return {name: factor**share for name, factor in others.items()}
 
     def without(self, hospital: str) -> Factor:
@@ -549,12 +580,9 @@ class Server:
           ValueError: It is not in the study.
         """
         before = self.posterior
-        self.factors = self._others(hospital)
-        self.retired[hospital] = "it was dropped."
-        kept_by_name = (self._open, self._unanswered, self._held, self._capped, self._asked)
-        for kept in (*kept_by_name, self.sums):
-            kept.pop(hospital, None)
-        self._again.discard(hospital)
+        for name, factor in self._others(hospital).items():
+            self._members[name] = dataclasses.replace(self._members[name], factor=factor)
+        self._members[hospital] = self._members[hospital].dropped()
         self._note(before, (), 1.0, {})
         self._end_request()
 
@@ -566,21 +594,9 @@ class Server:
             study=self.terms.identity,
             schedule=self.schedule,
             prior=self.prior,
-            factors=self.factors,
-            epsilon=self.epsilon,
-            randomness=self.randomness,
-            rounds_left=self.rounds_left,
-            retired=self.retired,
-            refused=self.refused,
-            asked=self._asked,
-            unanswered=self._unanswered,
-            under_way=sorted({*self._open, *self._again}),
-            held=self._held,
-            capped=self._capped,
-            silent=sorted(self._silent),
-            refusing=sorted(self._refusing),
             place=self.place,
-            sums=self.sums,
+            refused=self.refused,
+            hospitals=self._members,
         )
 
     def _save(self) -> None:
@@ -626,23 +642,31 @@ class Server:
         state, history = store.read(terms)
         server = cls(
             terms,
-            [],
+            None,
             schedule or state.schedule,
             evaluate=evaluate,
             refine_prior=refine_prior,
             num_records=num_records,
         )
-        names = ("prior", "factors", "epsilon", "randomness", "rounds_left", "retired", "refused")
-        for name in names:
-            setattr(server, name, getattr(state, name))
-        server.history = history
-        server.place, server.sums = state.place, state.sums
-        server._asked, server._unanswered = state.asked, state.unanswered
-        server._held, server._again = state.held, set(state.under_way)
-        server._capped = state.capped
-        server._silent, server._refusing = set(state.silent), set(state.refusing)
-        server._store = store
+        server.prior, server.place = state.prior, state.place
+        server.refused, server.history = state.refused, history
+        server._members, server._store = state.hospitals, store
+        server._is_restored = True
         return server
+
+
+def _names(hospitals: Iterable[str] | None) -> list[str]:
+    """Returns the hospitals' names, checked as a whole; none for None."""
+    if isinstance(hospitals, str):
+        raise TypeError(
+            f"hospitals={hospitals!a:.99} is a text: pass names, such as [{hospitals!a:.99}]."
+        )
+    names = [] if hospitals is None else list(hospitals)
+    if not names and hospitals is not None:
+        raise ValueError(
+            "hospitals is empty: pass the hospitals' names, or None if all of them join later."
+        )
+    return names
 
 
 def _caps(terms: StudyTerms, num_records: Mapping[str, int]) -> dict[str, Cap]:
@@ -650,5 +674,6 @@ def _caps(terms: StudyTerms, num_records: Mapping[str, int]) -> dict[str, Cap]:
     if num_records and terms.clip is None:
         raise ValueError("num_records needs a study with a clip, by which a record says so much.")
     numbers = {name: check.count("num_records", num, 1) for name, num in num_records.items()}
-    clip, start = terms.clip or 0.0, terms.start_precision
-    return {name: Cap(num, clip, start) for name, num in numbers.items()}
+    return {
+        name: Cap(num, terms.clip or 0.0, terms.start_precision) for name, num in numbers.items()
+    }

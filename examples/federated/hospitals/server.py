@@ -30,11 +30,11 @@ def make_server(terms, settings):
         quorum=int(settings["quorum"]),
     )
     if not settings["state"]:
-        return Server(terms, [], schedule)
+        return Server(terms, None, schedule)
     folder = pathlib.Path(settings["state"])
     if (folder / "state.json").exists():
         return Server.load(folder, terms)
-    return Server(terms, [], schedule, folder=folder)
+    return Server(terms, None, schedule, folder=folder)
 
 
 @app.main()

@@ -100,7 +100,7 @@ class FlowerRun:
 
     Args:
       grid: The grid of the ServerApp.
-      server: The study's server, without hospitals or with those of the roster.
+      server: The study's server, made with None for its hospitals, or with those of the roster.
       roster: Maps node ids to hospitals, fixed beforehand. With node keys a node's id is that of
         its key; `flwr supernode register` prints it. Or "trust_on_first_use", for rehearsals: a
         node's own word counts the first time, and a name never moves to another node.
