@@ -198,7 +198,7 @@ def import_named(text: str) -> None:
       text: The file's JSON.
     """
     for name in {*re.findall(r'"(tfp_dpvi(?:\.(?!__)\w+)+)"', text)}:
-        with contextlib.suppress(ModuleNotFoundError):
+        with contextlib.suppress(ImportError):
             importlib.import_module(MODULES.get(name, name))
 
 

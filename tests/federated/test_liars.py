@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.federation import answer
 
-from tfp_dpvi.federated import Factor, Server, StudyTerms, Synchronous
+from tfp_dpvi.federated import Factor, Reply, Server, SiteSums, StudyTerms, Synchronous
 from tfp_dpvi.federated.factors import Cap
 
 TERMS = StudyTerms("t", Factor(np.zeros(3), np.full(3, 0.25)), clip=2.0)
@@ -128,3 +128,32 @@ def test_a_cap_needs_a_clip_and_counts():
     with pytest.raises(ValueError, match="num_records"):
         Server(TERMS, ["A"], Synchronous(1), num_records={"A": 0})
     assert Cap(10, 1.0).share(TERMS.prior, Factor.one(3, full_rank=False), TARGET) < 1.0
+
+
+def test_sums_that_a_liar_had_refused_are_repeated_without_it():
+    """Whoever answers first says in which coordinates sums are: dropped, it holds up nobody."""
+    terms = StudyTerms(
+        "sums", Factor(np.zeros(2), np.ones(2)), sums={"score": (2,), "matrix": (2, 2)}
+    )
+    server = Server(terms, ["liar", "a", "b"], Synchronous(rounds=1))
+
+    def reply(task):
+        halves = {"score": np.zeros((2, 2)), "matrix": np.tile(np.eye(2), (2, 1, 1))}
+        whitening = np.eye(2) * (2.0 if task.hospital == "liar" else 1.0)
+        sums = SiteSums(50, whitening, halves, {"score": 3.0, "matrix": 6.0})
+        says = {"sums": sums} if task.last else {}
+        change = None if task.last else Factor(np.ones(2), np.ones(2))
+        parts = (task.study, task.hospital, task.request, task.number, change, 1.0, 1e-5)
+        server.receive(task.hospital, Reply(*parts, **says).to_bytes())
+        server.give_up(task.request)
+        return task.request
+
+    asked = []
+    while not server.finished:
+        asked += [reply(task) for task in server.due()]
+    assert list(server.sums) == ["liar"]
+    server.drop("liar")
+    again = [reply(task) for task in server.due()]
+    assert len(again) == 2
+    assert set(again) < set(asked), "a hospital would pay for another request"
+    assert sorted(server.sums) == ["a", "b"]

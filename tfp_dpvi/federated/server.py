@@ -10,6 +10,7 @@ import logging
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 from tfp_dpvi import _validate as check
@@ -104,7 +105,7 @@ class Server:
         self._members: dict[str, Member] = {}  # Those that were dropped too.
         self._caps = _caps(terms, num_records or {})
         self._evaluate, self._refine_prior = evaluate, refine_prior
-        self._is_restored = False  # From `load` on until what was under way is sent again.
+        self._resends = False  # After `load` and `drop`, until what was under way is sent again.
         self._since = time.monotonic()
         self._store: Store | None = None
         for hospital in _names(hospitals):
@@ -289,7 +290,7 @@ class Server:
 
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
-        if self._is_restored and self._under_way():
+        if self._resends and self._under_way():
             return self._under_way()
         return (self._next_in_rounds() if self.place is None else []) or self._next_for_sums()
 
@@ -341,7 +342,7 @@ class Server:
         tasks = [self._task(hospital) for hospital in self._next()]
         for task in tasks:
             self._members[task.hospital] = self._members[task.hospital].asked(task)
-        self._is_restored = False
+        self._resends = False
         if tasks:
             self._save()
         return tasks
@@ -481,7 +482,7 @@ class Server:
         The hospital's factor stays, and it is asked again in the next round.
         """
         for name, member in self._members.items():
-            if member.awaits(request) and not self._is_restored:
+            if member.awaits(request) and not self._resends:
                 self._members[name] = dataclasses.replace(
                     member, is_under_way=False, is_silent=True
                 )
@@ -489,7 +490,7 @@ class Server:
 
     def _end_request(self) -> None:
         """Applies the changes that are held, if all who were waited for have answered."""
-        must_wait = self._under_way() and (self.schedule.waits or self._is_restored)
+        must_wait = self._under_way() and (self.schedule.waits or self._resends)
         if self._held() and not must_wait and not self._is_waiting():
             self._settle()
         self._save()
@@ -571,7 +572,8 @@ class Server:
     def drop(self, hospital: str) -> None:
         """Takes a hospital and its factor out of the study, for good.
 
-        What it has spent stays spent. Its further messages are refused.
+        What it has spent stays spent. Its further messages are refused. Sums of the others that
+        were refused because they did not agree with its own are asked for again.
 
         Args:
           hospital: Name of the hospital.
@@ -583,6 +585,11 @@ class Server:
         for name, factor in self._others(hospital).items():
             self._members[name] = dataclasses.replace(self._members[name], factor=factor)
         self._members[hospital] = self._members[hospital].dropped()
+        # Sums that were refused beside this hospital's are repeated, and not paid for again.
+        for name, member in self._members.items() if self.place is not None else ():
+            if member.takes_part and member.unanswered:
+                self._members[name] = dataclasses.replace(member, is_under_way=True)
+                self._resends = True
         self._note(before, (), 1.0, {})
         self._end_request()
 
@@ -651,7 +658,7 @@ class Server:
         server.prior, server.place = state.prior, state.place
         server.refused, server.history = state.refused, history
         server._members, server._store = state.hospitals, store
-        server._is_restored = True
+        server._resends = True
         return server
 
 
@@ -663,8 +670,10 @@ def _names(hospitals: Iterable[str] | None) -> list[str]:
         )
     names = [] if hospitals is None else list(hospitals)
     if not names and hospitals is not None:
-        raise ValueError(
-            "hospitals is empty: pass the hospitals' names, or None if all of them join later."
+        warnings.warn(
+            "hospitals is empty: pass None if all of them join later; from 0.4 on it is refused.",
+            FutureWarning,
+            stacklevel=3,
         )
     return names
 
