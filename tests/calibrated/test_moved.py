@@ -53,9 +53,7 @@ def test_drawn_outcomes_are_weighted():
     own = moved(TRUTH)
     rows = np.repeat(x, 200, axis=0)
     y = (rows @ TRUTH + np.random.default_rng(1).normal(size=len(rows))).astype("float32")
-    place = Place(
-        scoring.pairing, scoring.vector(), tf.constant(whitening, scoring.theta.dtype)
-    )
+    place = Place(scoring.pairing, scoring.vector(), tf.constant(whitening, scoring.theta.dtype))
     scores = tf.function(model_scores, autograph=False)(
         place,
         {"x": tf.constant(rows, tf.float32), "y": tf.constant(y)},
