@@ -9,7 +9,7 @@ from support.regressions import FORMULA, OUTCOMES, WORDS, asked, simulated
 from support.siblings import slow
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.calibrated import scoring
+from tfp_dpvi.calibrated import scored
 from tfp_dpvi.data import Continuous, Schema
 from tfp_dpvi.gradients import Clip
 from tfp_dpvi.optimizers.scoring import ScoringOptimizer
@@ -45,7 +45,7 @@ def without_clip(monkeypatch):
             base.__init__(self, l2_norm_clip=wide, noise_multiplier=noise_multiplier)
 
         monkeypatch.setattr(ScoringOptimizer, "__init__", make)
-        monkeypatch.setattr(scoring, "Clip", lambda bound: Clip(wide * bound))
+        monkeypatch.setattr(scored, "Clip", lambda bound: Clip(wide * bound))
 
     return widen
 
