@@ -68,7 +68,7 @@ def quadrature(
         the power of d.
       num_points: The points in each dimension. They are moved to where the likelihood of each
         record lies, so that it may be as narrow as it likes; twice as many look for it.
-        Of several peaks that are far apart, one counts.
+        Of several peaks that are far apart, one counts, and not always the largest.
       dtype: The float type of the prior.
 
     Returns:
@@ -205,7 +205,7 @@ def unit_quadrature(
       dimension: As for `quadrature`; 2 for an intercept and a slope, `z[..., 0]` and `z[..., 1]`.
       num_points: The points in each dimension. They are moved to where the likelihood of all rows
         of a person lies, so that it may be as narrow as it likes; twice as many look for it.
-        Of several peaks that are far apart, one counts.
+        Of several peaks that are far apart, one counts, and not always the largest.
       dtype: The float type of the prior.
 
     Raises:

@@ -44,8 +44,8 @@ def test_columns_of_another_scale_are_learned(fits, mean, sd):
     assert (spread < 2.0 * exact).all()
 
 
-@pytest.mark.parametrize(("far", "steps"), [(0, 120), (2, 88), (9, 72)])
-def test_the_window_begins_later_while_releases_are_far(fits, monkeypatch, far, steps):
+def accumulated_of(fits, monkeypatch, far):
+    """Of a fit whose releases are far so many times."""
     honest, left = Scoring._use_releases, [True] * far
 
     def use_releases(self, *arguments):
@@ -53,6 +53,24 @@ def test_the_window_begins_later_while_releases_are_far(fits, monkeypatch, far, 
         return bool(left and left.pop())
 
     monkeypatch.setattr(Scoring, "_use_releases", use_releases)
-    accumulated = fits.run(*records(0.0, 1.0, 1), seed=1)
+    return fits.run(*records(0.0, 1.0, 1), seed=1)
+
+
+@pytest.mark.parametrize(("far", "steps"), [(0, 120), (2, 88), (9, 72)])
+def test_the_window_begins_later_while_releases_are_far(fits, monkeypatch, far, steps):
+    accumulated = accumulated_of(fits, monkeypatch, far)
     curvatures, _ = fits.scoring.window(accumulated, fits.mechanism)
     assert curvatures.window.num_steps == steps
+
+
+def test_a_fit_that_is_stopped_on_its_way_has_a_posterior(fits, monkeypatch):
+    """By a budget or a callback after 10 of 20 blocks: the window would have begun with the 12th."""
+    accumulated = accumulated_of(fits, monkeypatch, far=9)
+    ran = (np.arange(20) < 10).astype("float64")
+
+    def until_then(part):
+        return tf.einsum("i,i...->i...", tf.cast(ran, part.dtype), part)
+
+    stopped = tf.nest.map_structure(until_then, accumulated)
+    curvatures, _ = fits.scoring.window(stopped, fits.mechanism)
+    assert curvatures.window.num_steps == 8

@@ -219,7 +219,7 @@ class Checks:
     def _slow(self) -> str:
         """Returns what to do against slow training."""
         return (
-            "pass public_inputs that are more like the records, or take more epochs"
+            "take more epochs, or pass public_inputs that are more like the records,"
             if self._is_centred
             else "take more steps or a higher learning rate"
         )

@@ -278,6 +278,8 @@ class Scoring:
             is_far = self._use_releases(accumulated, mechanism)
             if is_far and course.window < _LATEST:
                 course.since, course.window = course.window, course.window + _LONGER
+                # Earlier scores were those of other coordinates.
+                course.caution = Caution(course.caution.share)
             else:
                 self._widen_clip(accumulated, mechanism)
         search = course.search
@@ -625,6 +627,9 @@ class Scoring:
           ValueError: The fit was too short.
         """
         blocks = np.arange(self._course.window, NUM_BLOCKS)
+        # A fit that was stopped on its way has steps in the present coordinates alone.
+        if not have_steps(accumulated, blocks):
+            blocks = np.arange(self._course.since, NUM_BLOCKS)
         seen = self._seen_curvature(accumulated, mechanism, blocks)
         return seen.draw(), self._coordinates.whitening
 

@@ -413,7 +413,7 @@ class SeenCurvature:
     Attributes:
       window: The released sums.
       lack_of_fit: See `ReleasedExcess`.
-      stretch: By how much, beyond chance, the logarithm of a coordinate's scale is another one than
+      stretch: By how much, beyond two standard deviations, the logarithm of a coordinate's scale is another one than
         at public inputs; 0 in coordinates of released values.
     """
 
@@ -454,6 +454,7 @@ class SeenCurvature:
             diagonals = np.diag(released.matrix), np.diag(matrix)
             logs, sds = _log_scales(*diagonals, released.matrix_sd)
             mean_scales = np.exp(logs)
+            sds = np.hypot(sds, math.sqrt(0.5 / simulated.num))
             self.stretch = float(np.max(np.abs(logs) - 2.0 * sds))
         else:
             # The coordinates are not those of public inputs, whose directions say nothing here.

@@ -68,7 +68,7 @@ class Server:
 
     Raises:
       TypeError: `hospitals` is a text, or a name is none.
-      ValueError: `hospitals` is empty; the folder holds a study already, which `load` continues; or
+      ValueError: The folder holds a study already, which `load` continues; or
         `num_records` is given, and the study has no clip.
 
     ```python
@@ -350,7 +350,7 @@ class Server:
     def _task(self, hospital: str) -> Task:
         """Returns the last task if it is to be sent again, else a new one."""
         member, last = self._members[hospital], self.place is not None
-        # Only after a restart is a hospital asked whose reply is awaited.
+        # After a restart or a drop, one is asked whose reply is awaited.
         if member.is_under_way or (not last and self._is_waiting() and member.can_repeat):
             return member.unanswered[-1]
         posterior = self.posterior if self.place is None else self.place
