@@ -413,8 +413,8 @@ class SeenCurvature:
     Attributes:
       window: The released sums.
       lack_of_fit: See `ReleasedExcess`.
-      stretch: By how much, beyond two standard deviations, the logarithm of a coordinate's scale is another one than
-        at public inputs; 0 in coordinates of released values.
+      stretch: By how much, beyond two standard deviations, the logarithm of a coordinate's scale is
+        another one than at public inputs; 0 in coordinates of released values.
     """
 
     def __init__(
