@@ -29,7 +29,7 @@ def poisson():
 
 
 def truths(family):
-    unit = 8000.0 if family == "normal" else 1.0
+    unit = 8000.0 if family in ("normal", "student") else 1.0
     if family == "categorical":
         both = (("low: ", 1.0), ("high: ", -1.0))
         return {f"{start}{name}": sign * v for start, sign in both for name, v in SLOPES.items()}
