@@ -5,6 +5,8 @@ import pytest
 from support.scoring import Fits
 
 from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.calibrated import curvature
+from tfp_dpvi.calibrated.columns import FewUnlike
 from tfp_dpvi.calibrated.scoring import Scoring
 
 NUM, SLOPES = 3000, np.array([3.0, -2.0, 1.0])
@@ -42,6 +44,21 @@ def test_columns_of_another_scale_are_learned(fits, mean, sd):
     spread = posterior.distribution.sample(1000, seed=[1, 2])["b"].numpy().std(axis=0)
     exact = 2.0 / (sd * np.sqrt(NUM))
     assert (spread < 2.0 * exact).all()
+
+
+def test_a_shift_of_a_column_changes_the_intercept(fits, monkeypatch):
+    """In whitened coordinates sigma comes first, then the intercept."""
+    accumulated = fits.run(*records(0.0, 1.0, 1), seed=1)
+    seen = []
+
+    def few_unlike(*arguments, **settings):
+        seen.append(settings["intercept"])
+        return FewUnlike(*arguments, **settings)
+
+    monkeypatch.setattr(curvature, "FewUnlike", few_unlike)
+    fits.posterior(accumulated)
+    assert seen
+    assert set(seen) == {1}
 
 
 def accumulated_of(fits, monkeypatch, far):

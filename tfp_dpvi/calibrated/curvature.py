@@ -9,6 +9,7 @@ import math
 import numpy as np
 from scipy import linalg, special
 
+from tfp_dpvi.calibrated.columns import FewUnlike
 from tfp_dpvi.calibrated.hmc import hamiltonian
 from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
 
@@ -32,6 +33,8 @@ class CurvaturePrior:
       curvature: Expected curvature A if `matrix` is that of M; None for a multiple of it.
       error: Expected squared distance of a simulated `matrix` from that of N records.
       ridge: The number that was added to the diagonals of a simulated `matrix` and `curvature`.
+      alike: More degrees of freedom, of which a few columns may be exempt: see `FewUnlike`.
+      intercept: See `FewUnlike`.
     """
 
     matrix: np.ndarray
@@ -41,6 +44,8 @@ class CurvaturePrior:
     curvature: np.ndarray | None = None
     error: float = 0.0
     ridge: float = 0.0
+    alike: tuple[float, ...] = ()
+    intercept: int = 0
 
     @classmethod
     def isotropic(cls, size: int, num_records: int, clip: float) -> CurvaturePrior:
@@ -134,8 +139,24 @@ class NoisyCurvature:
         self._window, self._prior = window, prior
 
     @functools.cached_property
-    def _densities(self) -> list[_Bartlett]:
-        return [_Bartlett(self._window, self._prior, degrees) for degrees in self._prior.degrees]
+    def _few(self) -> list[FewUnlike]:
+        window, prior = self._window, self._prior
+        return [
+            FewUnlike(
+                window.matrix,
+                window.matrix_sd,
+                prior.matrix,
+                factor_sd=prior.log_factor_sd,
+                spike=degrees**-0.5,
+                intercept=prior.intercept,
+            )
+            for degrees in prior.alike
+        ]
+
+    @functools.cached_property
+    def _densities(self) -> list[_Bartlett | FewUnlike]:
+        degrees = self._prior.degrees
+        return [*(_Bartlett(self._window, self._prior, each) for each in degrees), *self._few]
 
     @functools.cached_property
     def evidence(self) -> np.ndarray:
@@ -143,10 +164,23 @@ class NoisyCurvature:
 
         They are alike without noise, where the degrees do not matter.
         """
-        num = len(self._prior.degrees)
+        num = len(self._prior.degrees) + len(self._prior.alike)
         if num == 1 or self._window.matrix_sd == 0.0:
             return np.full(num, 1.0 / num)
         return special.softmax([density.log_evidence() for density in self._densities])
+
+    @functools.cached_property
+    def combined(self) -> float:
+        """The probability that a column is nearly a combination of others, and how nearly a guess.
+
+        See `FewUnlike.combined`; 0 without noise, or without `CurvaturePrior.alike`.
+        """
+        if self._window.matrix_sd == 0.0:
+            return 0.0
+        shares = self.evidence[len(self._prior.degrees) :]
+        return float(
+            sum(share * few.combined for share, few in zip(shares, self._few, strict=True))
+        )
 
     def matrices(self, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M, for each number of degrees as many as its probability asks for.

@@ -611,6 +611,8 @@ class Scoring:
             halves=(first.score - second.score, away),
             half_variance=sum(released.num_steps / side.num_steps for side in halves),
             generator=np.random.default_rng(0),
+            # After the scales; a model of scales alone has none.
+            intercept=int(self._is_scale.sum()) % self.size,
             weighted=not self.likelihood.scale.are_alike,
         )
 

@@ -31,7 +31,9 @@ from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.training import Mechanism
 
 # Degrees of freedom of the curvature's prior over d, with equal weights.
-_DEGREES = (0.5, 2.0, 8.0, 32.0)
+_DEGREES = (0.5, 2.0)
+# And of those under which all but a few columns of the private inputs resemble the public ones.
+_ALIKE = (8.0, 32.0)
 # Without public inputs like the private ones, whose rank is then not known.
 _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 # From these degrees on the private inputs resemble the public ones.
@@ -407,6 +409,7 @@ class SeenCurvature:
       halves: Differences of the halves' scores and of their mean phi, see `Window`.
       half_variance: See `Window`.
       generator: The source of random numbers.
+      intercept: The whitened coordinate of the first intercept.
       weighted: Whether records have unlike weights, so that the variance of scores is not what
         their slope says.
 
@@ -431,6 +434,7 @@ class SeenCurvature:
         halves: tuple[np.ndarray, np.ndarray],
         half_variance: float,
         generator: np.random.Generator,
+        intercept: int = 0,
         weighted: bool = False,
     ) -> None:
         self._simulated, self._generator = simulated, generator
@@ -482,6 +486,8 @@ class SeenCurvature:
             log_factor_sd=_LOG_FACTOR_SD,
             kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
             curvature=slope,
+            alike=_degrees(size, _ALIKE) if trusted else (),
+            intercept=intercept,
         )
         self._noisy = NoisyCurvature(self.window, self._prior)
 
@@ -490,7 +496,7 @@ class SeenCurvature:
         """See `Curvatures`."""
         if not self._is_dense:
             return 1.0
-        degrees = np.array(self._prior.degrees)
+        degrees = np.array([*self._prior.degrees, *self._prior.alike])
         is_alike = degrees >= _LEAST_ALIKE * len(self._released.theta)
         return float(np.sum(self._noisy.evidence[is_alike]))
 
@@ -508,7 +514,10 @@ class SeenCurvature:
             flat = (1.0 - flatten) * weights + flatten / len(weights)
             matrices = self._noisy.matrices(flat, generator)
             is_hidden = window.curvature_signal < _KNOWN
-            far = _unlike(self.resembles) if self._trusted and is_hidden else math.nan
+            far = math.nan
+            if self._trusted:
+                unlike = _unlike(self.resembles) if is_hidden else 0.0
+                far = max(unlike, self._noisy.combined)
         else:
             matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
             far = self._far
