@@ -231,6 +231,17 @@ def with_groups(groups, width):
     return draw
 
 
+def with_value(share, width):
+    """Normal columns after one of zeros and ones, of which this share are ones."""
+
+    def draw(generator, size):
+        x = generator.normal(size=(size, width))
+        x[:, 0] = generator.random(size) < share
+        return x.astype("float32")
+
+    return draw
+
+
 def with_factors(rows, columns):
     def draw(generator, size):
         return {
@@ -325,6 +336,7 @@ WRONG = {
     "outliers_linear": Model(lambda: linear(5), with_outliers(4), normals(FOUR)),
     "wide_linear": Model(lambda: linear(5), normals(3.0 * FOUR), normals(FOUR)),
     "shifted_linear": Model(lambda: linear(5, intercept=10.0), normals(FOUR, 5.0), normals(FOUR)),
+    "rare_value": Model(lambda: linear(10), with_value(0.1, 9), with_value(0.5, 9), (1500, 5000)),
     "zero_inflated": same(lambda: poisson(5), normals(FOUR), outcomes=zero_inflated(0.2)),
     "heteroscedastic": same(lambda: linear(5), normals(FOUR), outcomes=heteroscedastic),
 }
