@@ -14,6 +14,8 @@ from tfp_dpvi.calibrated.hmc import hamiltonian
 from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
 
 NUM_DRAWS = 32
+# Intervals include a smaller probability that hardly any information is left of a column.
+_LEAST_COMBINED = 0.25
 # Of HMC.
 _NUM_STEPS = 16
 
@@ -173,7 +175,7 @@ class NoisyCurvature:
     def combined(self) -> float:
         """The probability that a column is nearly a combination of others, and how nearly a guess.
 
-        See `FewUnlike.combined`; 0 without noise, or without `CurvaturePrior.alike`.
+        See `FewUnlike.combined`; 0 below 1/4, without noise, or without `CurvaturePrior.alike`.
         """
         if self._window.matrix_sd == 0.0:
             return 0.0

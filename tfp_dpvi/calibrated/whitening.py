@@ -369,8 +369,9 @@ class Curvatures:
       ranks: Those of outcomes among twins; None without twins.
       shift: What scores under a wider clip say; None without it.
       mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability that
-        private inputs are unlike the public ones, or 0 if it is below 0.95; NaN in coordinates of
-        released values, which do not rest on the public inputs.
+        private inputs are unlike the public ones, or 0 if it is below 0.95; or that of
+        `NoisyCurvature.combined`, if it is larger; NaN in coordinates of released values, which do
+        not rest on the public inputs.
       weights: What was released of weights; None without them.
     """
 
