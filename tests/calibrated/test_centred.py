@@ -377,7 +377,8 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
     return SeenCurvature(
         sums, moments, eye,
         num_records=NUM,
-        clip=1.0,
+        # The capped matrix has at most its square as a trace, for each record.
+        clip=2.0,
         num_twins=share_twins,
         ranking=Ranking((), False),
         trusted=trusted,

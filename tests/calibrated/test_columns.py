@@ -24,8 +24,22 @@ def noisy(matrix, noise, generator):
 
 
 def few(released, noise, matrix, **changed):
-    settings = {"factor_sd": FACTOR_SD, "spike": SPIKE, "intercept": INTERCEPT, **changed}
+    settings = {
+        "factor_sd": FACTOR_SD,
+        "spike": SPIKE,
+        "intercept": INTERCEPT,
+        "most_trace": 1e6,
+        **changed,
+    }
     return FewUnlike(released, noise, matrix, **settings)
+
+
+def window(released, noise):
+    zeros = np.zeros(len(released))
+    return Window(
+        100, zeros, zeros[None], zeros[None], zeros, released, 1.0, 0.0, noise, 0.0, 1.0,
+        (zeros, zeros), 4.0, 1e6,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------------- its posterior
@@ -69,17 +83,24 @@ def test_it_is_the_posterior_of_the_prior_drawn_at_random(unlike):
     np.testing.assert_allclose(mean, np.einsum("n,nij->ij", weights, draws), atol=0.12)
 
 
+def test_its_evidence_has_the_constant_of_a_wishart_matrix(monkeypatch):
+    """Without columns that are unlike both are about the same prior, where one entry is all."""
+    monkeypatch.setattr(columns, "_UNLIKE", 1e-9)
+    prior = CurvaturePrior(np.eye(1), (32.0,), FACTOR_SD, alike=(32.0,))
+    for released in (0.7, 1.0, 1.4):
+        seen = NoisyCurvature(window(np.array([[released]]), 0.3), prior)
+        assert seen.evidence[0] == pytest.approx(0.5, abs=0.03)
+
+
+def test_its_trace_has_the_bound_of_the_released_one():
+    density = few(np.eye(3), 3.0, np.eye(3), most_trace=4.0)
+    traces = np.trace(density.draws(512, np.random.default_rng(0)), axis1=1, axis2=2)
+    assert traces.max() < 4.2
+
+
 # ---------------------------------------------------------------------- intervals
 
 SIZE = 6
-
-
-def window(released, noise):
-    zeros = np.zeros(SIZE)
-    return Window(
-        100, zeros, zeros[None], zeros[None], zeros, released, SIZE, 0.0, noise, 0.0, 1.0,
-        (zeros, zeros), 4.0, 1e6,
-    )  # fmt: skip
 
 
 def coverage(prior, entry, noise, num=12):
@@ -131,12 +152,13 @@ def test_columns_that_are_alike_have_hardly_wider_intervals(noise):
 )
 def test_a_column_whose_own_share_is_a_guess_is_said(correlation, noise, is_said):
     """If hardly any noise is left, how collinear they are is known, and nothing to say."""
-    matrix = np.array([[1.0, correlation], [correlation, 1.0]])
+    matrix = np.eye(SIZE)
+    matrix[3, 4] = matrix[4, 3] = correlation
     seen = []
     for seed in range(12):
         released = noisy(matrix, noise, np.random.default_rng(seed))
-        seen.append(few(released, noise, np.eye(2), spike=0.125, intercept=0).combined)
-    assert np.mean(np.array(seen) > MOST_MISMATCH) == pytest.approx(float(is_said), abs=0.2)
+        seen.append(NoisyCurvature(window(released, noise), BY_COLUMN).combined)
+    assert np.mean(np.array(seen) > MOST_MISMATCH) == pytest.approx(float(is_said), abs=0.3)
 
 
 # ---------------------------------------------------------------------- whole fits

@@ -28,10 +28,14 @@ _SCALE_SD = 1.0
 # the standard deviation of that share's logarithm, from which it is not known.
 _LEAST_OWN = 0.1
 _GUESS_SD = 0.7
+# Of an entry on the diagonal.
+_LEAST_SQUARE = 1e-6
 # In standard deviations of the noise: a released square below zero by more is as good as that.
 _FARTHEST = 3.0
 # Relative to the mean of the diagonal.
 _RIDGE = 1e-9
+# A trace beyond its bound by 1 % counts as one standard deviation, as for a Wishart matrix.
+_STEEP = 100.0
 
 
 class _Particles(NamedTuple):
@@ -39,7 +43,7 @@ class _Particles(NamedTuple):
 
     Attributes:
       log_evidence: The logarithm of the mean weight.
-      rows: Cholesky factors of M, shape [d, d, P].
+      rows: Rows and columns of P Cholesky factors of M, shape [d, d, P].
       weights: Shape [P]; they sum to 1.
     """
 
@@ -65,6 +69,7 @@ class FewUnlike:
       factor_sd: The standard deviation of the logarithm of a.
       spike: The standard deviation of an entry that is alike.
       intercept: The coordinate that a shift of any column changes.
+      most_trace: Bound on the trace of M.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class FewUnlike:
         factor_sd: float,
         spike: float,
         intercept: int,
+        most_trace: float,
     ) -> None:
         size = len(matrix)
         self._released, self._noise = released, noise
@@ -83,6 +89,7 @@ class FewUnlike:
         self._intercept = intercept
         ridge = _RIDGE * np.trace(matrix) / size * np.eye(size)
         self._root = linalg.cholesky(matrix + ridge, lower=True)
+        self._most_trace = most_trace
         self._particles = self._filter(np.random.default_rng(0))
 
     def log_evidence(self) -> float:
@@ -99,7 +106,8 @@ class FewUnlike:
         rows, weights = self._particles.rows, self._particles.weights
         flat = linalg.solve_triangular(self._root, rows.reshape(len(rows), -1), lower=True)
         squares = flat.reshape(rows.shape) ** 2
-        logs = np.log(np.diagonal(squares).T / np.sum(squares, axis=1))
+        own = np.diagonal(squares).T / np.sum(squares, axis=1)
+        logs = np.log(np.maximum(own, _LEAST_SQUARE))
         away = logs - (logs @ weights)[:, None]
         is_guess = away**2 @ weights > _GUESS_SD**2
         is_low = (logs < math.log(_LEAST_OWN)) @ weights
@@ -132,6 +140,8 @@ class FewUnlike:
                 rows[: i + 1, : i + 1] = rows[: i + 1, : i + 1, chosen]
                 scale = scale[chosen]
                 logs = np.full(num, total - math.log(num))
+        beyond = np.einsum("ijn,ijn->n", rows, rows) / self._most_trace - 1.0
+        logs -= (_STEEP * np.maximum(beyond, 0.0)) ** 2 / 2.0
         evidence = float(special.logsumexp(logs))
         return _Particles(evidence, rows, np.exp(logs - evidence))
 
@@ -206,17 +216,17 @@ class FewUnlike:
         """The same for entries on the diagonal, given `residual = (gain entry)^2 + noise`."""
         num = len(gain)
         residual, noise = residual / gain**2, self._noise / gain**2
-        # Near 1 a square is linear in its logarithm.
+        # A square that is alike is normal, with the variance of the square of a normal entry.
         variance = 2.0 * self._spike**2
         total = variance + noise**2
         spike = -((residual - 1.0) ** 2) / (2.0 * total) - np.log(total / noise**2) / 2.0
         mean, sd = variance / total * (residual - 1.0), np.sqrt(variance / total) * noise
-        alike = np.exp((mean + sd * generator.normal(size=num)) / 2.0)
+        alike = np.sqrt(np.maximum(1.0 + mean + sd * generator.normal(size=num), _LEAST_SQUARE))
         # A square that is unlike is drawn from what was released, and weighted by the prior.
         centre = np.maximum(residual, -_FARTHEST * noise)
         below = special.ndtr(-centre / noise)
         place = below + (1.0 - below) * generator.uniform(size=num)
-        square = np.maximum(centre + noise * special.ndtri(place), 1e-6)
+        square = np.maximum(centre + noise * special.ndtri(place), _LEAST_SQUARE)
         slab = (
             ((square - centre) ** 2 - (square - residual) ** 2) / (2.0 * noise**2)
             - np.log(square) ** 2 / (8.0 * _SCALE_SD**2)

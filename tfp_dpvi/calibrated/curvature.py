@@ -14,8 +14,6 @@ from tfp_dpvi.calibrated.hmc import hamiltonian
 from tfp_dpvi.calibrated.window import MOST_KAPPA, Window
 
 NUM_DRAWS = 32
-# Intervals include a smaller probability that hardly any information is left of a column.
-_LEAST_COMBINED = 0.25
 # Of HMC.
 _NUM_STEPS = 16
 
@@ -35,7 +33,8 @@ class CurvaturePrior:
       curvature: Expected curvature A if `matrix` is that of M; None for a multiple of it.
       error: Expected squared distance of a simulated `matrix` from that of N records.
       ridge: The number that was added to the diagonals of a simulated `matrix` and `curvature`.
-      alike: More degrees of freedom, of which a few columns may be exempt: see `FewUnlike`.
+      alike: Degrees of freedom of further parts of the mixture, in which a few columns may be
+        unlike: see `FewUnlike`. Not for `draw_curvature`.
       intercept: See `FewUnlike`.
     """
 
@@ -151,6 +150,7 @@ class NoisyCurvature:
                 factor_sd=prior.log_factor_sd,
                 spike=degrees**-0.5,
                 intercept=prior.intercept,
+                most_trace=window.most_trace,
             )
             for degrees in prior.alike
         ]
@@ -162,8 +162,9 @@ class NoisyCurvature:
 
     @functools.cached_property
     def evidence(self) -> np.ndarray:
-        """Probabilities of the prior's degrees given the release, by Laplace's method.
+        """Probabilities of the prior's degrees, then of `alike`, given the release.
 
+        They are by Laplace's method, and by the filter of `FewUnlike`.
         They are alike without noise, where the degrees do not matter.
         """
         num = len(self._prior.degrees) + len(self._prior.alike)
@@ -175,7 +176,7 @@ class NoisyCurvature:
     def combined(self) -> float:
         """The probability that a column is nearly a combination of others, and how nearly a guess.
 
-        See `FewUnlike.combined`; 0 below 1/4, without noise, or without `CurvaturePrior.alike`.
+        See `FewUnlike.combined`; 0 without noise, or without `CurvaturePrior.alike`.
         """
         if self._window.matrix_sd == 0.0:
             return 0.0
@@ -188,7 +189,7 @@ class NoisyCurvature:
         """Returns draws of M, for each number of degrees as many as its probability asks for.
 
         Args:
-          weights: Probabilities of the prior's degrees.
+          weights: Probabilities of the prior's degrees, then of `alike`.
           generator: The source of random numbers.
 
         Returns:
@@ -308,6 +309,7 @@ class _Bartlett:
         half = self._shape / 2.0
         constants = np.sum((1.0 - half) * math.log(2.0) - special.gammaln(half))
         constants -= num_normal * math.log(2.0 * math.pi) / 2.0
+        constants -= math.log(self._factor_sd * math.sqrt(2.0 * math.pi))
         volume = len(mode) * math.log(2.0 * math.pi) / 2.0 - np.sum(np.log(np.diag(root)))
         return float(value + constants + volume)
 

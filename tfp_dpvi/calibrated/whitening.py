@@ -39,7 +39,7 @@ _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 # From these degrees on the private inputs resemble the public ones.
 _LEAST_ALIKE = 8.0
 # The probability from which private inputs are said to be unlike the public ones.
-_SURELY_UNLIKE = 0.95
+_SURELY_UNLIKE = 0.9
 # The released curvature over its noise from which public inputs no longer matter.
 _KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
@@ -369,7 +369,7 @@ class Curvatures:
       ranks: Those of outcomes among twins; None without twins.
       shift: What scores under a wider clip say; None without it.
       mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability that
-        private inputs are unlike the public ones, or 0 if it is below 0.95; or that of
+        private inputs are unlike the public ones, or 0 if it is below 0.9; or that of
         `NoisyCurvature.combined`, if it is larger; NaN in coordinates of released values, which do
         not rest on the public inputs.
       weights: What was released of weights; None without them.
