@@ -18,6 +18,7 @@ import os
 import pathlib
 import random
 import resource
+import sys
 import types
 
 import hypothesis
@@ -150,3 +151,9 @@ def pytest_runtest_setup(item):
     stream = random.Random(f"{SEED} {item.nodeid}")
     keras.utils.set_random_seed(stream.getrandbits(31))
     _random.os = types.SimpleNamespace(urandom=stream.randbytes)
+
+
+def pytest_runtest_teardown():
+    """A test's figures end with it: pyplot would keep them, also for tests that count theirs."""
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")

@@ -360,7 +360,7 @@ def test_a_model_of_ones_own_exports_its_outputs(tmp_path):
 @pytest.mark.slow
 def test_a_synthesizers_model_exports_its_codes(tmp_path):
     table = dpvi.Schema({"age": dpvi.synthetic.Integer(0, 9), "sex": dpvi.synthetic.Binary()})
-    data = {"age": np.arange(60) % 10, "sex": np.arange(60) % 2}
+    data = {"age": np.arange(120) % 10, "sex": np.arange(120) % 2}  # Fewer drown in the noise.
     synthesizer = dpvi.Synthesizer(table, 3).fit(data, noise_multiplier=2.0, steps=3)
     synthesizer.model.export(tmp_path / "model", delta=1e-5)
     loaded = tf.saved_model.load(str(tmp_path / "model"))

@@ -104,4 +104,3 @@ def test_a_notebook_runs(name, monkeypatch):
     for code in sources(name, "code"):
         exec(compile(code, f"{name}.ipynb", "exec"), variables)
     assert len(pictures(name)) == len(pyplot.get_fignums()) > 0
-    pyplot.close("all")

@@ -137,7 +137,6 @@ def test_arviz_compares_and_draws(model, tmp_path):
     axes = [az.plot_posterior(data).ravel()[0], az.plot_ppc(data, num_pp_samples=20)]
     for number, axis in enumerate(axes):
         axis.figure.savefig(tmp_path / f"{number}.png")
-        mpl.pyplot.close(axis.figure)
 
 
 @pytest.mark.parametrize("version", ["0.23.4", "1.0.0", "1.3.0", "1.0.0rc1"])

@@ -179,3 +179,13 @@ def test_terms_are_kept_in_a_file(tmp_path):
     again = StudyTerms.load(tmp_path / "terms.json")
     assert again.identity == TERMS.identity
     assert StudyTerms("other", TERMS.prior).identity != TERMS.identity
+
+
+def test_a_file_that_lacks_a_term_is_refused(tmp_path):
+    path = tmp_path / "terms.json"
+    TERMS.save(path)
+    fields = json.loads(path.read_text())
+    for name in fields:
+        path.write_text(json.dumps({key: fields[key] for key in fields if key != name}))
+        with pytest.raises(ValueError, match=rf"lacks the fields \['{name}'\]"):
+            StudyTerms.load(path)

@@ -88,12 +88,9 @@ def test_pictures(poisson):
     import matplotlib as mpl
 
     mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
     assert len(poisson.plot().get_yticks()) == 5
     assert poisson.plot("age").get_xlabel() == "age (years)"
     assert poisson.plot("ward").get_ylabel() == "expected y"
-    plt.close("all")
 
 
 @pytest.mark.parametrize(

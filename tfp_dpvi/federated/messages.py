@@ -197,9 +197,7 @@ class StudyTerms:
                 f"{os.fspath(path)!r} holds no terms: it is nested too deeply."
             ) from None
         terms, parts = _fields_of(cls), _fields_of(Factor)
-        # Files of earlier versions are of studies without the last phase.
-        needed = [name for name in terms if name != "sums"]
-        fields = check.fields("the file of terms", fields, needed=needed, known=terms)
+        fields = check.fields("the file of terms", fields, needed=terms, known=terms)
         prior = check.fields("prior", fields["prior"], needed=parts, known=parts)
         if not isinstance(fields["likelihood"], list):
             raise ValueError("likelihood is no list of numbers; write the terms with `save`.")
