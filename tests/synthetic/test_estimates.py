@@ -1,6 +1,8 @@
 """`Synthesizer.estimate`: exact without noise, calibrated with it, and what it refuses or says.
 
-Coverage is of 160 simulated sets at nominal .95, whose binomial standard deviation is .017. Sets are seeded.
+Coverage is of simulated sets at nominal .95. Limits are for eight coverages at once: seven of nominal ones, and that of the mean
+of a skewed column, which is .935 (of 2,500 sets). So 1,000 sets have less than .91 with a probability of 9e-4, 60 less than .8 with
+2e-4. Forgotten noise or sampling is found by the few with one of .9997, what is assumed within levels by the many with .996.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import pytest
 from support.references import FOLDER
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import _random
 from tfp_dpvi.synthetic import (
     Binary,
     Categorical,
@@ -28,7 +31,9 @@ from tfp_dpvi.synthetic import (
 )
 from tfp_dpvi.synthetic.grouping import with_ends
 
-NUM, SETS = 5_000, 160
+NUM = 5_000
+LEAST = {60: 0.8, 1_000: 0.91}  # By number of sets.
+FEW, MANY = LEAST
 DEVIATION = 12.0  # Of four columns at epsilon 1.
 COARSE = 15.0
 
@@ -69,28 +74,21 @@ SCHEMA = Schema(
 NUMBERS = ("age", "income", "cost")
 
 
-@functools.cache
-def chosen():
-    """Levels, by noisy histograms of another table of the same kind."""
-    generator = np.random.default_rng(42)
-    codes = SCHEMA.finest.encode(make_data(NUM, generator))
-    columns = dict(SCHEMA.columns)
-    for place, (name, column) in enumerate(SCHEMA.columns.items()):
-        if name in NUMBERS:
-            tree = histograms(column, codes[:, place])
-            noisy = [part + COARSE * generator.normal(size=len(part)) for part in tree]
-            columns[name] = group(column, noisy, COARSE)
-    return Schema(columns)
-
-
 def as_published(data, generator):
     """What a fit releases of a table, without the fit."""
-    schema = chosen()
+    codes = SCHEMA.finest.encode(data)
+    columns = dict(SCHEMA.columns)
+    for name in NUMBERS:
+        place = SCHEMA.names.index(name)
+        tree = histograms(columns[name], codes[:, place])
+        noisy = [part + COARSE * generator.normal(size=len(part)) for part in tree]
+        columns[name] = group(columns[name], noisy, COARSE)
+    schema = Schema(columns)
     released = release(schema, schema.encode(data), DEVIATION, generator)
-    # Of the skewed column, the end has a distribution.
-    counts = released.column(1)
-    income = with_ends(schema.columns["income"], counts, COARSE, DEVIATION, generator)
-    return Estimates(Schema({**schema.columns, "income": income}), released)
+    for name in NUMBERS:
+        counts = released.column(SCHEMA.names.index(name))
+        columns[name] = with_ends(columns[name], counts, COARSE, DEVIATION, generator)
+    return Estimates(Schema(columns), released)
 
 
 def true_values(data):
@@ -117,10 +115,19 @@ def analyses(estimates):
 
 
 @functools.cache
-def simulated():
-    """Estimates, and standard errors of noise, sampling and model: [sets, estimates] each."""
-    generator = np.random.default_rng(41)
-    found = [analyses(as_published(make_data(NUM, generator), generator)) for _ in range(SETS)]
+def simulated(sets):
+    """Estimates, and standard errors of noise, sampling and model: [sets, estimates] each.
+
+    Of one set in 400, the noise hides how terms of the regression differ.
+    """
+    generator = np.random.default_rng(list(_random.entropy(16)))
+    found, refused = [], 0
+    while len(found) < sets:
+        try:
+            found.append(analyses(as_published(make_data(NUM, generator), generator)))
+        except ValueError:
+            refused += 1
+    assert refused < 0.1 * sets
     parts = ("estimate", "noise", "sampling", "model")
     return [
         np.array([np.concatenate([getattr(part, name) for part in row]) for row in found])
@@ -128,30 +135,34 @@ def simulated():
     ]
 
 
-def coverage(estimates, errors):
+def coverage(sets, *errors):
     truth = true_values(make_data(300_000, np.random.default_rng(40)))
-    return np.mean(np.abs(estimates - truth) < 1.959964 * errors, axis=0)
+    size = np.sqrt(sum(part**2 for part in errors))
+    return np.mean(np.abs(simulated(sets)[0] - truth) < 1.959964 * size, axis=0)
 
 
-def check_coverage(*errors):
-    covered = coverage(simulated()[0], np.sqrt(sum(part**2 for part in errors)))
-    assert np.all(covered >= 0.91), covered
-    return covered
+@pytest.mark.parametrize("sets", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_intervals_cover_the_population(sets):
+    covered = coverage(sets, *simulated(sets)[1:])
+    assert np.all(covered >= LEAST[sets]), covered
 
 
 @pytest.mark.slow
-def test_intervals_cover_the_population():
-    covered = check_coverage(*simulated()[1:])
-    assert np.all(covered <= 0.99), covered
+def test_intervals_are_as_wide_as_they_must_be():
+    """Of seven tenths of their width, they cover at most .89: so many as .95 with a probability below 1e-9."""
+    covered = coverage(MANY, *(0.7 * part for part in simulated(MANY)[1:]))
+    assert np.all(covered < 0.95), covered
 
 
-@pytest.mark.parametrize("forgotten", ["noise", "sampling", "model"])
-def test_forgetting_a_source_is_caught(forgotten):
-    _, noise, sampling, model = simulated()
+@pytest.mark.parametrize(
+    ("forgotten", "sets"),
+    [("noise", FEW), ("sampling", FEW), pytest.param("model", MANY, marks=pytest.mark.slow)],
+)
+def test_forgetting_a_source_is_caught(forgotten, sets):
+    _, noise, sampling, model = simulated(sets)
     rest = {"noise": noise, "sampling": sampling, "model": model}
     del rest[forgotten]
-    with pytest.raises(AssertionError):
-        check_coverage(*rest.values())
+    assert np.any(coverage(sets, *rest.values()) < LEAST[sets])
 
 
 def test_without_noise_values_are_those_of_the_records():
