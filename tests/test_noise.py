@@ -34,6 +34,7 @@ OTHER_NORMALS = {
     "federated/scoring.py": "draws of a posterior at which a step is taken",
     "federated/study.py": "public directions that try the prior",
     "calibrated/posterior.py": "places of a released path, and draws of a posterior",
+    "calibrated/columns.py": "draws of the curvature",
     "calibrated/curvature.py": "draws of the curvature",
     "calibrated/diagonal.py": "public directions",
     "calibrated/whitening.py": "draws of scales given their release",

@@ -5,9 +5,9 @@ Read the files in this order. Each imports from those before it only.
 * `twins` simulates an outcome for each record; `clip` clips the difference of a record's and its
   twin's scores, and releases it with its curvature; `requirements` says to which models this
   applies; `pairing` does it for one model.
-* `window` averages the released values; `hmc` samples; `curvature` draws the curvature given its
-  noisy release; `mixture` computes the posterior from these draws; `checks` says whether to trust
-  it.
+* `window` averages the released values; `hmc` samples; `columns` draws the curvature if few columns
+  are unlike the public ones, and `curvature` does so given a noisy release in general; `mixture`
+  computes the posterior from these draws; `checks` says whether to trust it.
 * `simulation` and `nonlinear` improve it by simulated records at public inputs; `posterior` puts
   these together; `summary` prints the result; `state` keeps it for a model; `pilots` chooses the
   settings of a fit.
