@@ -92,7 +92,7 @@ JOURNAL ?= build/test-slow-$(shell git rev-parse --short HEAD 2>/dev/null).txt
 test-slow: $(STAMP) ## The rest of the tests, 300 kills among them, with new random numbers: about an hour and a half (an estimate)
 	@mkdir -p build
 	TFP_DPVI_TEST_SEED=$(or $(TFP_DPVI_TEST_SEED),$(shell date +%s)) \
-		$(RUN_TESTS) -m slow --timeout 1800 --journal $(JOURNAL) $(PYTEST_ARGS)
+		$(RUN_TESTS) -m slow --timeout 1800 --journal=$(JOURNAL) $(PYTEST_ARGS)
 
 .PHONY: audit
 audit: $(STAMP) ## Plant 24 faults in the private step: each must be found, and the clean step pass

@@ -8,7 +8,7 @@ from scipy import special, stats
 from support.scoring import Fits, intervals
 
 from tfp_dpvi._tf import tf, tfd
-from tfp_dpvi.calibrated import columns
+from tfp_dpvi.calibrated import columns, whitening
 from tfp_dpvi.calibrated.checks import MOST_MISMATCH
 from tfp_dpvi.calibrated.columns import FewUnlike
 from tfp_dpvi.calibrated.curvature import CurvaturePrior, NoisyCurvature
@@ -119,22 +119,31 @@ def coverage(prior, entry, noise, num=12):
     return np.mean(covered)
 
 
-ALIKE = (8.0 * SIZE, 32.0 * SIZE)
-BY_COLUMN = CurvaturePrior(np.eye(SIZE), (3.0, 12.0), 0.5, alike=ALIKE, intercept=INTERCEPT)
-# That of earlier versions: what is unlike is so in all directions.
-WISHART = dataclasses.replace(BY_COLUMN, degrees=(3.0, 12.0, *ALIKE), alike=())
+def prior_of(degrees, alike):
+    sizes = [tuple(SIZE * each for each in part) for part in (degrees, alike)]
+    return CurvaturePrior(np.eye(SIZE), sizes[0], 0.5, alike=sizes[1], intercept=INTERCEPT)
 
 
-@pytest.mark.parametrize("noise", [0.2, 0.3])
-def test_a_column_that_is_unlike_is_not_confidently_wrong(noise):
+BY_COLUMN = prior_of(whitening._DEGREES, whitening._ALIKE)
+# In coordinates of released values.
+FORMED = prior_of(whitening._UNTRUSTED, whitening._UNTRUSTED_ALIKE)
+
+
+def wishart(prior):
+    """That of earlier versions: what is unlike is so in all directions."""
+    return dataclasses.replace(prior, degrees=(*prior.degrees, *prior.alike), alike=())
+
+
+@pytest.mark.parametrize(("prior", "noise"), [(BY_COLUMN, 0.2), (BY_COLUMN, 0.3), (FORMED, 0.2)])
+def test_a_column_that_is_unlike_is_not_confidently_wrong(prior, noise):
     """One value in ten, which half of the public inputs have, is such a shift."""
-    assert coverage(BY_COLUMN, 0.8, noise) > 0.81
-    assert coverage(WISHART, 0.8, noise) < 0.78, "a Wishart prior would do"
+    assert coverage(prior, 0.8, noise) > 0.81
+    assert coverage(wishart(prior), 0.8, noise) < 0.78, "a Wishart prior would do"
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 def test_columns_that_are_alike_have_hardly_wider_intervals(noise):
-    assert 0.88 < coverage(BY_COLUMN, 0.0, noise) < coverage(WISHART, 0.0, noise) + 0.02
+    assert 0.88 < coverage(BY_COLUMN, 0.0, noise) < coverage(wishart(BY_COLUMN), 0.0, noise) + 0.02
 
 
 # ---------------------------------------------------------------------- collinear columns

@@ -8,6 +8,7 @@ its column's interval is then too narrow.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -28,6 +29,8 @@ _SCALE_SD = 1.0
 # the standard deviation of that share's logarithm, from which it is not known.
 _LEAST_OWN = 0.1
 _GUESS_SD = 0.7
+# The share below which a column is better seen in other coordinates.
+_WEAK = 0.3
 # Of an entry on the diagonal.
 _LEAST_SQUARE = 1e-6
 # In standard deviations of the noise: a released square below zero by more is as good as that.
@@ -103,15 +106,29 @@ class FewUnlike:
         If the release does not say how nearly, its interval rests on a guess; if it does, this
         is 0.
         """
-        rows, weights = self._particles.rows, self._particles.weights
+        logs, weights = self._own_logs, self._particles.weights
+        away = logs - (logs @ weights)[:, None]
+        is_guess = away**2 @ weights > _GUESS_SD**2
+        return float(np.max(is_guess * self._probability_below(_LEAST_OWN)))
+
+    @property
+    def weak(self) -> float:
+        """The probability that most of a column's information is of a combination of others."""
+        return float(np.max(self._probability_below(_WEAK)))
+
+    @functools.cached_property
+    def _own_logs(self) -> np.ndarray:
+        """Logarithms of the shares of each column's information that are its own, shape [d, P]."""
+        rows = self._particles.rows
         flat = linalg.solve_triangular(self._root, rows.reshape(len(rows), -1), lower=True)
         squares = flat.reshape(rows.shape) ** 2
         own = np.diagonal(squares).T / np.sum(squares, axis=1)
-        logs = np.log(np.maximum(own, _LEAST_SQUARE))
-        away = logs - (logs @ weights)[:, None]
-        is_guess = away**2 @ weights > _GUESS_SD**2
-        is_low = (logs < math.log(_LEAST_OWN)) @ weights
-        return float(np.max(is_guess * is_low))
+        logs: np.ndarray = np.log(np.maximum(own, _LEAST_SQUARE))
+        return logs
+
+    def _probability_below(self, share: float) -> np.ndarray:
+        """Returns the probabilities that the columns' own shares are smaller, shape [d]."""
+        return (self._own_logs < math.log(share)) @ self._particles.weights
 
     def draws(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of M, shape [num, d, d].

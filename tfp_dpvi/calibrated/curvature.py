@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import linalg, special
@@ -172,17 +173,26 @@ class NoisyCurvature:
             return np.full(num, 1.0 / num)
         return special.softmax([density.log_evidence() for density in self._densities])
 
-    @functools.cached_property
+    @property
     def combined(self) -> float:
         """The probability that a column is nearly a combination of others, and how nearly a guess.
 
         See `FewUnlike.combined`; 0 without noise, or without `CurvaturePrior.alike`.
         """
+        return self._mean_of(lambda few: few.combined)
+
+    @property
+    def weak(self) -> float:
+        """See `FewUnlike.weak`; 0 without noise, or without `CurvaturePrior.alike`."""
+        return self._mean_of(lambda few: few.weak)
+
+    def _mean_of(self, probability: Callable[[FewUnlike], float]) -> float:
+        """Returns the mean of a probability over the kinds of prior."""
         if self._window.matrix_sd == 0.0:
             return 0.0
         shares = self.evidence[len(self._prior.degrees) :]
         return float(
-            sum(share * few.combined for share, few in zip(shares, self._few, strict=True))
+            sum(share * probability(few) for share, few in zip(shares, self._few, strict=True))
         )
 
     def matrices(self, weights: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -69,7 +69,9 @@ _FLOOR = 0.1
 # The share of equal weights in the evidence for how unlike the public inputs the private ones are.
 _FLATTENED = 0.5
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
-_LEAST_RESEMBLANCE = 0.9
+_LEAST_RESEMBLANCE = 0.5
+# The largest probability that a column is better seen in other ones.
+_MOST_WEAK = 0.15
 # And the largest logarithm of a coordinate's scale over that at public inputs.
 _MOST_STRETCH = 0.25
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
@@ -463,13 +465,22 @@ class Scoring:
         is_far = seen.lack_of_fit.total > _FAR * seen.lack_of_fit.expected
         if is_far or seen.window.curvature_signal < _LEAST_SIGNAL:
             return
-        if _are_alike(seen):
+        if self._are_alike(seen):
             return
         relative = self._information(seen.draw(_FLATTENED))
         if self._course.unlike is not None:
             root = np.linalg.cholesky(self._course.unlike)
             relative = symmetric(self.size * root @ relative @ root.T)
         self._course.unlike = relative
+
+    def _are_alike(self, seen: SeenCurvature) -> bool:
+        """Returns whether private inputs resemble the public ones, whose coordinates are then kept.
+
+        Coordinates of released values are formed anew from each look: noise may have hidden a
+        direction in which there is little information, and after each look there is more in it.
+        """
+        is_close = seen.resembles >= _LEAST_RESEMBLANCE and seen.stretch < _MOST_STRETCH
+        return self._coordinates.trusted and is_close and seen.weak <= _MOST_WEAK
 
     def _information(self, curvatures: Curvatures) -> np.ndarray:
         """Returns the information per record that releases say, in the present coordinates."""
@@ -519,7 +530,7 @@ class Scoring:
         if not have_steps(accumulated, blocks):
             return False
         seen = self._seen_curvature(accumulated, mechanism, blocks)
-        trusted = _are_alike(seen)
+        trusted = self._are_alike(seen)
         curvatures = seen.draw(0.0 if trusted else _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         # Of the mean curvature: draws without information would lead back to a vague prior's mean.
@@ -665,11 +676,6 @@ class Scoring:
 def _first_step(block: int, num_steps: int) -> int:
     """Returns the first step of a block."""
     return -(-num_steps * block // NUM_BLOCKS)
-
-
-def _are_alike(seen: SeenCurvature) -> bool:
-    """Returns whether private inputs resemble the public ones."""
-    return seen.resembles >= _LEAST_RESEMBLANCE and seen.stretch < _MOST_STRETCH
 
 
 def _is_positive(information: np.ndarray) -> bool:

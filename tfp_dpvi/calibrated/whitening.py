@@ -34,10 +34,10 @@ from tfp_dpvi.training import Mechanism
 _DEGREES = (0.5, 2.0)
 # And of those under which all but a few columns of the private inputs resemble the public ones.
 _ALIKE = (8.0, 32.0)
+# The same if the coordinates are from released values.
+_UNTRUSTED_ALIKE = (8.0,)
 # Without public inputs like the private ones, whose rank is then not known.
 _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
-# From these degrees on the private inputs resemble the public ones.
-_LEAST_ALIKE = 8.0
 # The probability from which private inputs are said to be unlike the public ones.
 _SURELY_UNLIKE = 0.9
 # The released curvature over its noise from which public inputs no longer matter.
@@ -364,14 +364,11 @@ class Curvatures:
         weights those of the sum of `psi psi^T`, and else the capped matrix.
       lack_of_fit: See `LackOfFit`.
       shrink: The slope over the information, as simulated: at most 1, since scores are clipped.
-      resembles: The probability that private inputs resemble the public ones, as far as the prior
-        of the curvature tells.
       ranks: Those of outcomes among twins; None without twins.
       shift: What scores under a wider clip say; None without it.
-      mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability that
-        private inputs are unlike the public ones, or 0 if it is below 0.9; or that of
-        `NoisyCurvature.combined`, if it is larger; NaN in coordinates of released values, which do
-        not rest on the public inputs.
+      mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability of
+        `NoisyCurvature.combined`; or that private inputs are unlike the public ones, if it is
+        larger and above 0.9. Coordinates of released values do not rest on the public inputs.
       weights: What was released of weights; None without them.
     """
 
@@ -383,7 +380,6 @@ class Curvatures:
     ranks: ReleasedRanks | None
     shift: ReleasedShift | None
     shrink: float
-    resembles: float
     mismatch: float = math.nan
     weights: ReleasedWeights | None = None
 
@@ -487,19 +483,22 @@ class SeenCurvature:
             log_factor_sd=_LOG_FACTOR_SD,
             kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
             curvature=slope,
-            alike=_degrees(size, _ALIKE) if trusted else (),
+            alike=_degrees(size, _ALIKE if trusted else _UNTRUSTED_ALIKE),
             intercept=intercept,
         )
         self._noisy = NoisyCurvature(self.window, self._prior)
 
     @functools.cached_property
     def resembles(self) -> float:
-        """See `Curvatures`."""
+        """The probability that all but a few columns are as the prior of the curvature has them."""
         if not self._is_dense:
             return 1.0
-        degrees = np.array([*self._prior.degrees, *self._prior.alike])
-        is_alike = degrees >= _LEAST_ALIKE * len(self._released.theta)
-        return float(np.sum(self._noisy.evidence[is_alike]))
+        return float(np.sum(self._noisy.evidence[len(self._prior.degrees) :]))
+
+    @property
+    def weak(self) -> float:
+        """See `NoisyCurvature.weak`."""
+        return self._noisy.weak if self._is_dense else 0.0
 
     def draw(self, flatten: float = 0.0) -> Curvatures:
         """Returns draws of the curvature given its noisy release.
@@ -514,11 +513,10 @@ class SeenCurvature:
             weights = self._noisy.evidence
             flat = (1.0 - flatten) * weights + flatten / len(weights)
             matrices = self._noisy.matrices(flat, generator)
-            is_hidden = window.curvature_signal < _KNOWN
-            far = math.nan
-            if self._trusted:
-                unlike = _unlike(self.resembles) if is_hidden else 0.0
-                far = max(unlike, self._noisy.combined)
+            far = self._noisy.combined
+            # In coordinates of released values there is nothing that public inputs contradict.
+            if self._trusted and window.curvature_signal < _KNOWN:
+                far = max(far, _unlike(self.resembles))
         else:
             matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
             far = self._far
@@ -543,7 +541,6 @@ class SeenCurvature:
             ranks=released.as_ranks(simulated.ranks_slope, self._num_records, self._ranking),
             shift=released.as_shift(simulated),
             shrink=float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0)),
-            resembles=self.resembles,
             mismatch=far,
             weights=released.weights,
         )
@@ -631,10 +628,7 @@ def _draw_variances(
 
 
 def _unlike(resembles: float) -> float:
-    """Returns the probability that inputs are unlike the public ones, 0 unless that is sure.
-
-    In coordinates of released values there is nothing that public inputs could contradict.
-    """
+    """Returns the probability that inputs are unlike the public ones, 0 unless that is sure."""
     return 1.0 - resembles if resembles < 1.0 - _SURELY_UNLIKE else 0.0
 
 
