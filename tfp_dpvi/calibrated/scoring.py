@@ -68,6 +68,8 @@ _FARTHEST = 0.5
 _FLOOR = 0.1
 # The share of equal weights in the evidence for how unlike the public inputs the private ones are.
 _FLATTENED = 0.5
+# The least information of a direction over the noise of its release.
+_LEAST_OVER_NOISE = 12.0
 # The probability that public inputs resemble the private ones, from which coordinates are kept.
 _LEAST_RESEMBLANCE = 0.5
 # The largest probability that a column is better seen in other ones.
@@ -95,6 +97,18 @@ class FitCoordinates(NamedTuple):
     trusted: bool
 
 
+class _Unlike(NamedTuple):
+    """How the private information differs from that at public inputs.
+
+    Attributes:
+      information: That per record, in coordinates of public inputs, shape [d, d].
+      whitening: From these to the coordinates of the next steps, shape [d, d].
+    """
+
+    information: np.ndarray
+    whitening: np.ndarray
+
+
 class Slope(NamedTuple):
     """The slope that a Newton step inverts, in whitened coordinates and per record.
 
@@ -115,8 +129,7 @@ class _Course:
       last_finite: The last parameters with information, shape [d].
       search: The search of scales.
       caution: By how much steps are shorter than planned.
-      unlike: How the private information differs from that at public inputs, in coordinates of
-        the latter, shape [d, d]; None if it does not.
+      unlike: How the private information differs from that at public inputs; None if it does not.
       num_seen: How many blocks of steps in public coordinates were looked at.
       has_searched: Whether the present block has long steps of a search.
       released: The sums that were released up to the last call, by name.
@@ -127,7 +140,7 @@ class _Course:
     last_finite: np.ndarray
     search: Search
     caution: Caution = dataclasses.field(default_factory=Caution)
-    unlike: np.ndarray | None = None
+    unlike: _Unlike | None = None
     num_seen: int = 0
     has_searched: bool = False
     released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -399,16 +412,14 @@ class Scoring:
         theta = self._course.last_finite = self._theta()
         unlike = self._course.unlike
         whitening = whitening_of(information + self._prior_per_record(), self._order)
-        if unlike is not None:
-            prior = self.prior.whitened(whitening) / self.num_records
-            whitening = whitening_of(unlike + prior, np.arange(self.size)) @ whitening
-        self._use(whitening, trusted=unlike is None)
         if unlike is None:
+            self._use(whitening, trusted=True)
             moments = self.likelihood.moments_at(theta, whitening)
             information = symmetric(whitening @ moments.information @ whitening.T)
         else:
+            self._use(unlike.whitening @ whitening, trusted=False)
             moments = self._moments_alike(theta)
-            information = np.eye(self.size) / self.size
+            information = symmetric(unlike.whitening @ unlike.information @ unlike.whitening.T)
         self._set_target(information, moments)
 
     def _see_progress(
@@ -467,11 +478,15 @@ class Scoring:
             return
         if self._are_alike(seen):
             return
-        relative = self._information(seen.draw(_FLATTENED))
+        curvatures = seen.draw(_FLATTENED)
+        information, back = self._information(curvatures), np.eye(self.size)
         if self._course.unlike is not None:
-            root = np.linalg.cholesky(self._course.unlike)
-            relative = symmetric(self.size * root @ relative @ root.T)
-        self._course.unlike = relative
+            back = np.linalg.inv(self._course.unlike.whitening)
+        information = symmetric(back @ information @ back.T)
+        magnified = _magnified(information, _least_share(curvatures, 1))
+        prior = self.prior.whitened(back @ self._coordinates.whitening) / self.num_records
+        relative = whitening_of(magnified + prior, np.arange(self.size))
+        self._course.unlike = _Unlike(information, relative)
 
     def _are_alike(self, seen: SeenCurvature) -> bool:
         """Returns whether private inputs resemble the public ones, whose coordinates are then kept.
@@ -553,7 +568,8 @@ class Scoring:
         if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return is_far
         information = self._information(curvatures)
-        relative = whitening_of(information + precision / num, np.arange(self.size))
+        magnified = _magnified(information, _least_share(curvatures, len(blocks)))
+        relative = whitening_of(magnified + precision / num, np.arange(self.size))
         self._use(relative @ whitening, trusted=False)
         moments = self._moments_alike(self._theta())
         self._set_target(symmetric(relative @ information @ relative.T), moments)
@@ -676,6 +692,35 @@ class Scoring:
 def _first_step(block: int, num_steps: int) -> int:
     """Returns the first step of a block."""
     return -(-num_steps * block // NUM_BLOCKS)
+
+
+def _least_share(curvatures: Curvatures, num_blocks: int) -> float:
+    """Returns up to which share of the mean a direction with less information is magnified.
+
+    Then the release of a usual window shows how much that is.
+
+    Args:
+      curvatures: What was released.
+      num_blocks: In so many blocks of steps.
+    """
+    noise = curvatures.window.matrix_sd * math.sqrt(num_blocks / (NUM_BLOCKS - _BURN_IN))
+    level = np.trace(curvatures.matrices.mean(axis=0)) / len(curvatures.window.score)
+    return float(min(1.0, _LEAST_OVER_NOISE * noise / level))
+
+
+def _magnified(information: np.ndarray, least: float) -> np.ndarray:
+    """Returns the information that the next coordinates whiten.
+
+    A direction with little information is magnified as far as noise asks for, and no further:
+    where few records have all of it, as those with a rare value, the clip would cut them.
+
+    Args:
+      information: That per record, in coordinates in which it is about I / d, shape [d, d].
+      least: See `_least_share`.
+    """
+    values, vectors = np.linalg.eigh(information)
+    values = values / np.clip(values * len(values), least, 1.0)
+    return symmetric((vectors * values) @ vectors.T)
 
 
 def _is_positive(information: np.ndarray) -> bool:
