@@ -172,24 +172,37 @@ def test_a_column_whose_own_share_is_a_guess_is_said(correlation, noise, is_said
 
 # ---------------------------------------------------------------------- whole fits
 
-NUM, COLUMNS = 1500, 5
+COLUMNS = 5
 
 
 def line(params, x):
     return tfd.Normal(params["a"] + tf.linalg.matvec(x, params["b"]), params["sigma"])
 
 
-def inputs(num, share, generator):
-    x = generator.normal(size=(num, COLUMNS))
-    x[:, 0] = generator.uniform(size=num) < share
-    return x.astype("float32")
+def normal_inputs(num, generator):
+    return generator.normal(size=(num, COLUMNS)).astype("float32")
 
 
-def rare_value_fits(seeds):
-    """Whether intervals of 90 % cover the slope of a value that one private record in ten has.
+def with_share(share):
+    """Returns inputs of which the first is a value that so many of the records have."""
 
-    Half of the public ones have it.
-    """
+    def inputs(num, generator):
+        x = normal_inputs(num, generator)
+        x[:, 0] = generator.uniform(size=num) < share
+        return x
+
+    return inputs
+
+
+def collinear(num, generator):
+    """The first two columns have a correlation of .99."""
+    x = normal_inputs(num, generator)
+    x[:, 0] = 0.99 * x[:, 1] + np.sqrt(1.0 - 0.99**2) * x[:, 0]
+    return x
+
+
+def whole_fits(inputs, public_inputs, num, seeds):
+    """Whether intervals of 90 % cover the first slope; their widths over exact ones; warnings."""
     prior = tfd.JointDistributionNamed(
         {
             "a": tfd.Normal(0.0, 10.0),
@@ -197,21 +210,42 @@ def rare_value_fits(seeds):
             "sigma": tfd.HalfNormal(5.0),
         }
     )
-    public = inputs(512, 0.5, np.random.default_rng(0))
-    fits, covered = None, []
+    public = public_inputs(512, np.random.default_rng(0))
+    fits, covered, widths, warned = None, [], [], []
     for seed in seeds:
         generator = np.random.default_rng([1, seed])
-        x, slopes = inputs(NUM, 0.1, generator), generator.normal(size=COLUMNS)
-        y = (1.0 + x @ slopes + 2.0 * generator.normal(size=NUM)).astype("float32")
+        x, slopes = inputs(num, generator), generator.normal(size=COLUMNS)
+        y = (1.0 + x @ slopes + 2.0 * generator.normal(size=num)).astype("float32")
         fits = fits or Fits(prior, line, x, y, public)
         posterior = fits.posterior(fits.run(x, y, seed))
         low, high = intervals(posterior, seed=seed)
         covered.append(low[1] <= slopes[0] <= high[1])
-    return np.array(covered)
+        design = np.column_stack([np.ones(num), x])
+        exact = 2.0 * np.sqrt(np.linalg.inv(design.T @ design)[1, 1])
+        widths.append((high[1] - low[1]) / (2.0 * stats.norm.ppf(0.95) * exact))
+        warned.append(bool(posterior.checks.warnings))
+    return np.array(covered), np.array(widths), np.array(warned)
 
 
 @pytest.mark.slow
 def test_intervals_of_a_rare_value_cover():
     """About half of the intervals of 90 % did. Fewer than 21 of 30 do in one of 100 runs."""
     least = stats.binom.ppf(0.01, 30, 0.85)
-    assert np.sum(rare_value_fits(range(30))) >= least
+    covered, _, _ = whole_fits(with_share(0.1), with_share(0.5), 1500, range(30))
+    assert np.sum(covered) >= least
+
+
+@pytest.mark.slow
+def test_collinear_columns_are_seen_where_records_are_many():
+    """In public coordinates intervals were four times too wide, and nearly all fits warned."""
+    covered, widths, warned = whole_fits(collinear, normal_inputs, 5000, range(10))
+    assert np.median(widths) < 2.0
+    assert np.sum(covered) >= stats.binom.ppf(0.01, 10, 0.85)
+    assert np.sum(warned) <= 3
+
+
+@pytest.mark.slow
+def test_a_very_rare_value_is_not_magnified_until_the_clip_cuts_it():
+    """300 of 20,000 records have it, and half of the public ones."""
+    _, widths, _ = whole_fits(with_share(0.015), with_share(0.5), 20_000, range(3))
+    assert np.median(widths) < 4.0

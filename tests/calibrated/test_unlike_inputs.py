@@ -7,7 +7,8 @@ from support.scoring import Fits
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.calibrated import curvature
 from tfp_dpvi.calibrated.columns import FewUnlike
-from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.scoring import Scoring, _magnified
+from tfp_dpvi.calibrated.whitening import whitening_of
 
 NUM, SLOPES = 3000, np.array([3.0, -2.0, 1.0])
 PRIOR = {
@@ -91,3 +92,15 @@ def test_a_fit_that_is_stopped_on_its_way_has_a_posterior(fits, monkeypatch):
     stopped = tf.nest.map_structure(until_then, accumulated)
     curvatures, _ = fits.scoring.window(stopped, fits.mechanism)
     assert curvatures.window.num_steps == 8
+
+
+def test_directions_are_magnified_as_far_as_noise_asks_for():
+    """Magnified further, the few records that have a rare value would be cut by the clip."""
+    rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(3, 3)))[0]
+    shares = np.array([0.01, 0.5, 3.0])
+    information = rotation * shares @ rotation.T / 3.0
+    relative = whitening_of(_magnified(information, 0.1), np.arange(3))
+    seen = np.linalg.eigvalsh(relative @ information @ relative.T * 3.0)
+    np.testing.assert_allclose(seen, [0.1, 0.5, 1.0], rtol=1e-6)
+    relative = whitening_of(_magnified(information, 1.0), np.arange(3))
+    np.testing.assert_allclose(3.0 * relative @ information @ relative.T, np.eye(3), atol=1e-6)

@@ -98,10 +98,10 @@ class FitCoordinates(NamedTuple):
 
 
 class _Unlike(NamedTuple):
-    """How the private information differs from that at public inputs.
+    """Private information that differs from that at public inputs.
 
     Attributes:
-      information: That per record, in coordinates of public inputs, shape [d, d].
+      information: Its estimate per record, in coordinates of public inputs, shape [d, d].
       whitening: From these to the coordinates of the next steps, shape [d, d].
     """
 
