@@ -145,9 +145,9 @@ def test_what_a_search_released_is_not_held_against_the_public_inputs(far, first
 
 @pytest.mark.slow
 def test_scales_ten_thousand_times_too_large_are_found():
-    """Three data sets; of none is an interval four times as wide as the exact one.
+    """Three data sets; of none is an interval ten times as wide as the exact one.
 
-    Without the search the third has some, so that the test would see its loss.
+    Without the search most are, so that the test would see its loss.
     """
     slopes = SIZE - 2
     prior = tfd.JointDistributionNamed(
@@ -175,8 +175,9 @@ def test_scales_ten_thousand_times_too_large_are_found():
         y = 3.0 + x.sum(axis=1) + generator.normal(size=FLAT)
         records = x.astype("float32"), y.astype("float32")
         away, widths = distances(seed)
-        assert np.all(widths < 4.0)
+        assert np.median(widths) < 2.5
+        assert np.all(widths < 10.0)
         # 30 z: 2e-5 for one of them, were they normal.
         assert np.all(np.abs(away) < 5.0)
     with mock.patch.object(Search, "judge", lambda self, progress: setattr(self, "is_on", False)):
-        assert np.any(distances(seed)[1] > 4.0)
+        assert np.median(distances(seed)[1]) > 10.0
