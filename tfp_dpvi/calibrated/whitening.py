@@ -40,6 +40,8 @@ _UNTRUSTED_ALIKE = (8.0,)
 _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 # The probability from which private inputs are said to be unlike the public ones.
 _SURELY_UNLIKE = 0.9
+# And that from which, in other coordinates, a column is said to be nearly a combination of others.
+_LIKELY = 0.5
 # The released curvature over its noise from which public inputs no longer matter.
 _KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
@@ -368,7 +370,8 @@ class Curvatures:
       shift: What scores under a wider clip say; None without it.
       mismatch: See `diagonal.mismatch`. Where the whole matrix was released, the probability of
         `NoisyCurvature.combined`; or that private inputs are unlike the public ones, if it is
-        larger and above 0.9. Coordinates of released values do not rest on the public inputs.
+        larger and above 0.9. In coordinates of released values, which do not rest on the public
+        inputs, the former if it is above 0.5, and else 0.
       weights: What was released of weights; None without them.
     """
 
@@ -513,10 +516,11 @@ class SeenCurvature:
             weights = self._noisy.evidence
             flat = (1.0 - flatten) * weights + flatten / len(weights)
             matrices = self._noisy.matrices(flat, generator)
-            far = self._noisy.combined
-            # In coordinates of released values there is nothing that public inputs contradict.
+            # In coordinates of released values there is nothing that public inputs contradict, and
+            # draws hold what is guessed of a column.
+            far = _if_above(0.0 if self._trusted else _LIKELY, self._noisy.combined)
             if self._trusted and window.curvature_signal < _KNOWN:
-                far = max(far, _unlike(self.resembles))
+                far = max(far, _if_above(_SURELY_UNLIKE, 1.0 - self.resembles))
         else:
             matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
             far = self._far
@@ -627,9 +631,9 @@ def _draw_variances(
     return noisy.matrices(noisy.evidence, generator)
 
 
-def _unlike(resembles: float) -> float:
-    """Returns the probability that inputs are unlike the public ones, 0 unless that is sure."""
-    return 1.0 - resembles if resembles < 1.0 - _SURELY_UNLIKE else 0.0
+def _if_above(least: float, probability: float) -> float:
+    """Returns a probability if it is large enough to be said, and else 0."""
+    return probability if probability > least else 0.0
 
 
 def _score_variance(
