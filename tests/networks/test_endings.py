@@ -98,6 +98,21 @@ def test_the_divergence_of_random_weights_is_exact_and_not_clipped():
     assert all(float(part) != pytest.approx(divergence / N, rel=1e-3) for part in activities)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", [tfpl.DenseReparameterization, tfpl.DenseFlipout])
+def test_an_exact_divergence_is_not_said_to_need_splitting(kind, caplog):
+    def divergence(q, p, _):
+        return tfd.kl_divergence(q, p) / N
+
+    model = model_of(
+        L.Dense(2), kind(2, kernel_divergence_fn=divergence), tfpl.IndependentNormal(1)
+    )
+    model.make_data(X, Y, batch_size=20)
+    assert len(model._training.exact_losses) == 1
+    assert "It depends on no record" in caplog.text
+    assert "cannot be split" not in caplog.text
+
+
 def test_outcomes_of_another_shape_would_broadcast_and_are_refused():
     model = model_of(L.Dense(2), tfpl.IndependentNormal(1))
     with pytest.raises(ValueError, match=r"y has shape \(3,\) a record"):

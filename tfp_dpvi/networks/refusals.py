@@ -49,9 +49,7 @@ def check_vectorization(layers: Sequence[Layer]) -> None:
     Args:
       layers: The layers of a network.
     """
-    for layer in layers:
-        if not isinstance(layer, keras.layers.TextVectorization):
-            continue
+    for layer in [each for each in layers if isinstance(each, keras.layers.TextVectorization)]:
         config = layer.get_config()
         if config["output_mode"] == "int" and config["output_sequence_length"] is None:
             raise ValueError(
@@ -67,8 +65,7 @@ def check_separate(encoder_layers: Sequence[Layer], decoder_layers: Sequence[Lay
       encoder_layers: The outermost layers of the encoder.
       decoder_layers: The outermost layers of the decoder.
     """
-    in_encoder = {id(layer) for layer in encoder_layers}
-    if any(id(layer) in in_encoder for layer in decoder_layers):
+    if {id(layer) for layer in encoder_layers} & {id(layer) for layer in decoder_layers}:
         raise ValueError(
             "encoder and decoder share layers, which a batch_regularizer does not allow: its "
             "noise depends on the parameters that its gradient reaches. Use separate layers "
