@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -171,6 +172,33 @@ def level(params):
     return tfp.sts.LocalLevelStateSpaceModel(6, params, initial, 1.0)
 
 
+def trend(params):
+    initial = tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+    return tfp.sts.LocalLinearTrendStateSpaceModel(6, params, 0.1, initial, 1.0)
+
+
+def seasonal(params):
+    initial = tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+    return tfp.sts.SeasonalStateSpaceModel(6, 2, params, initial, observation_noise_scale=1.0)
+
+
+def additive(params):
+    initial = tfd.MultivariateNormalDiag([0.0], [1.0])
+    parts = [
+        tfp.sts.LocalLevelStateSpaceModel(3, params, initial),
+        tfp.sts.SeasonalStateSpaceModel(
+            3, 2, 0.1, tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+        ),
+    ]
+    return tfp.sts.AdditiveStateSpaceModel(parts, observation_noise_scale=1.0)
+
+
+def regression(params):
+    design = np.linspace(-1.0, 1.0, 6, dtype="float32")[:, None]
+    structure = tfp.sts.LinearRegression(design)
+    return structure.make_state_space_model(6, {"weights": params})
+
+
 def hidden(params):
     start, move = tfd.Categorical(probs=[0.5, 0.5]), [[0.9, 0.1], [0.2, 0.8]]
     return tfd.HiddenMarkovModel(start, tfd.Categorical(probs=move), tfd.Normal(params, 1.0), 6)
@@ -216,7 +244,13 @@ CALLS = {
         kind=lambda: dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w: tfd.Normal(w, 1.0)),
         words=r"leave out loss=.*l2_norm_clip=.*\ncompile\('adam', l2_norm_clip=1.0, epsilon",
     ),
-    "compile with weights": dense("unexpected keyword argument 'loss_weights'", loss_weights=[1.0]),
+    "compile with weights": dense(
+        "loss_weights=.* is not supported: a network has one loss", loss_weights=[1.0]
+    ),
+    "compile with no weights": dense(loss_weights=None, weighted_metrics=None),
+    "compile with weighted metrics": dense(
+        "weighted_metrics=.*: pass metrics=, which evaluate weights", weighted_metrics=["mae"]
+    ),
     # Metrics.
     "metric accuracy": network(L.Dense(1), y=Y, loss=binary, metrics=["accuracy"]),
     "metrics by output": dense(metrics={"dense": ["mae", "mse"]}, fit=PUBLIC),
@@ -295,6 +329,9 @@ CALLS = {
     "y missing": dense("y is missing", y=None),
     "texts without a layer": dense("Texts need a StringLookup", x=TEXT[:, None]),
     "texts as y": dense("y has texts", y=TEXT),
+    "table": dense(
+        r"\nx has 3 columns.* pass x.to_numpy\('float32'\)", x=pd.DataFrame(X, columns=list("abc"))
+    ),
     "one column": dense("expected min_ndim=2, found ndim=1", x=X[:, 0]),
     "structured records": network(structured, x={"number": X[:, 0], "city": TEXT, "code": CODE}),
     # Layers.
@@ -338,6 +375,18 @@ CALLS = {
         of_normals(),
         loss=nll,
     ),
+    "dense of random signs": network(
+        tfpl.DenseFlipout(1), words="DenseFlipout.*\nUse DenseReparameterization"
+    ),
+    "convolution of random signs": network(
+        L.Reshape([3, 1]),
+        tfpl.Convolution1DFlipout(1, 3),
+        L.Flatten(),
+        words="Conv1DFlipout.*\nUse Convolution1DReparameterization",
+    ),
+    "convolution of random weights": network(
+        L.Reshape([3, 1]), tfpl.Convolution1DReparameterization(1, 3), L.Flatten()
+    ),
     "divergence as a regularizer": network(
         L.Dense(2),
         tfpl.IndependentNormal(
@@ -363,6 +412,12 @@ CALLS = {
         lambda: tfd.Normal(0.0, 1.0), lambda p, x: Exponential(p * x[:, 0]), y=np.exp(X[:, 1])
     ),
     "series": posterior(lambda: tfd.LogNormal(0.0, 1.0), level, x=SERIES),
+    "series with a trend": posterior(lambda: tfd.LogNormal(0.0, 1.0), trend, x=SERIES),
+    "series with a season": posterior(lambda: tfd.LogNormal(0.0, 1.0), seasonal, x=SERIES),
+    "series of parts": posterior(lambda: tfd.LogNormal(0.0, 1.0), additive, x=SERIES[:, :3]),
+    "series on covariates": posterior(
+        lambda: tfd.Sample(tfd.Normal(0.0, 1.0), 1), regression, x=SERIES
+    ),
     "hidden states": posterior(
         lambda: tfd.Sample(tfd.Normal(0.0, 1.0), 2),
         hidden,

@@ -29,6 +29,9 @@ Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.
 # Losses of a record alone and in a batch differ by less, relatively, in float32.
 _SAME_LOSS = 1e-3
 _TEXTS = " Texts need a StringLookup, Hashing or TextVectorization first."
+_COLUMNS = (
+    "\nx has {} columns, each an input. For a network of one input pass x.to_numpy('float32')."
+)
 
 _ACCURACIES = {
     "sparsecategorical": keras.metrics.SparseCategoricalAccuracy,
@@ -132,6 +135,7 @@ class DPKerasModel(LayeredModel):
           ValueError: No loss or several, or what `DPModel.compile` refuses.
         """
         _tf.refuse_keras_3("loss", loss)
+        refusals.take_no_weights(settings)
         loss = _single("loss", loss)
         names = ("l2_norm_clip", "epsilon", "delta", "noise_multiplier")
         given = {"loss": loss, **{name: settings.get(name) for name in names}}
@@ -306,6 +310,8 @@ class DPKerasModel(LayeredModel):
             except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
                 leaves = tf.nest.flatten(zeros)
                 hint = _TEXTS if any(part.dtype == tf.string for part in leaves) else ""
+                if isinstance(records.x, dict) and len(records.x) > 1:
+                    hint += _COLUMNS.format(len(records.x))
                 shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
                 raise ValueError(
                     f"network or loss failed on x, y = {', '.join(shapes)}: "
