@@ -25,6 +25,7 @@ TARGET = 2.0 * X[:, :1]
 CLASS = RNG.integers(0, 3, N)
 TEXT = np.array(["a", "b", "c"] * (N // 3))
 CODE = RNG.integers(0, 5, N)
+TABLE = pd.DataFrame(X, columns=list("abc"))
 SERIES = RNG.normal(size=(N, 6, 1)).astype("float32")
 PUBLIC = {"validation_data": (X, TARGET), "validation_is_public": True}
 WORKS = ""
@@ -329,8 +330,13 @@ CALLS = {
     "y missing": dense("y is missing", y=None),
     "texts without a layer": dense("Texts need a StringLookup", x=TEXT[:, None]),
     "texts as y": dense("y has texts", y=TEXT),
-    "table": dense(
-        r"\nx has 3 columns.* pass x.to_numpy\('float32'\)", x=pd.DataFrame(X, columns=list("abc"))
+    "table": dense(r"\nEach column.* pass x.to_numpy\('float32'\)\.", x=TABLE),
+    "table of one column": dense(r"pass x.to_numpy\('float32'\)\.", x=TABLE[["a"]]),
+    "table as y": dense(r"pass y.to_numpy\('float32'\)\.", y=TABLE[["a"]]),
+    "tables": dense(r"pass x.to_numpy\('float32'\) and y.to_numpy", x=TABLE, y=TABLE[["a"]]),
+    "table as an array": dense(x=TABLE.to_numpy("float32"), y=TABLE[["a"]].to_numpy("float32")),
+    "outputs without an axis": network(
+        L.Dense(1), L.Reshape([]), words=r"outputs of shape \[n, k\], as of Dense"
     ),
     "one column": dense("expected min_ndim=2, found ndim=1", x=X[:, 0]),
     "structured records": network(structured, x={"number": X[:, 0], "city": TEXT, "code": CODE}),

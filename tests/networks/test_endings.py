@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.logs import no_fallback
 from support.toy import adam
 
 import tfp_dpvi as dpvi
@@ -112,6 +113,14 @@ def test_an_exact_divergence_is_not_said_to_need_splitting(caplog):
     assert len(model._training.exact_losses) == 1
     assert "It depends on no record" in caplog.text
     assert "cannot be split" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_random_weights_are_drawn_without_a_loop_over_records():
+    model = model_of(tfpl.DenseReparameterization(1), loss="mse")
+    with no_fallback():
+        model.fit(X, Y, **QUIET)
+    assert model.num_releases > 0
 
 
 def test_outcomes_of_another_shape_would_broadcast_and_are_refused():

@@ -29,9 +29,7 @@ Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.
 # Losses of a record alone and in a batch differ by less, relatively, in float32.
 _SAME_LOSS = 1e-3
 _TEXTS = " Texts need a StringLookup, Hashing or TextVectorization first."
-_COLUMNS = (
-    "\nx has {} columns, each an input. For a network of one input pass x.to_numpy('float32')."
-)
+_COLUMNS = "\nEach column of a table is an input of its own. To have one input or target pass {}."
 
 _ACCURACIES = {
     "sparsecategorical": keras.metrics.SparseCategoricalAccuracy,
@@ -309,9 +307,13 @@ class DPKerasModel(LayeredModel):
                 )
             except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
                 leaves = tf.nest.flatten(zeros)
-                hint = _TEXTS if any(part.dtype == tf.string for part in leaves) else ""
-                if isinstance(records.x, dict) and len(records.x) > 1:
-                    hint += _COLUMNS.format(len(records.x))
+                tables = [
+                    f"{name}.to_numpy('float32')"
+                    for name, part in (("x", records.x), ("y", records.y))
+                    if isinstance(part, dict)
+                ]
+                hint = _COLUMNS.format(" and ".join(tables)) if tables else ""
+                hint = _TEXTS if any(part.dtype == tf.string for part in leaves) else hint
                 shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
                 raise ValueError(
                     f"network or loss failed on x, y = {', '.join(shapes)}: "
@@ -436,7 +438,8 @@ def _by_record(losses: tf.Tensor, num: tf.Tensor) -> tf.Tensor:
     """Returns losses of shape [n, ...] averaged over all but the first axis."""
     if losses.shape.rank == 0:
         raise ValueError(
-            "loss returned a scalar for a batch: return one value for each example, not their mean."
+            "loss returned a scalar for a batch: return a value for each example, not their mean.\n"
+            "Keras's own losses do for outputs of shape [n, k], as of Dense(k)."
         )
     return tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
 
