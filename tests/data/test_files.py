@@ -249,6 +249,7 @@ def test_lazy_arrays_are_copied_by_whole_chunks(hdf5, monkeypatch, caplog):
         assert sizes == [100, 100, 100]
         np.testing.assert_array_equal(source.x, X)
         fitted(file["chunked"], Y, stream=True)
+    assert "x or y is stored in chunks (Dataset of h5py)" in caplog.text
     assert "dpvi.data.Copied(x, y) copies the records once" in caplog.text
 
 

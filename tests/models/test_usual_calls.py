@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -24,6 +25,7 @@ TARGET = 2.0 * X[:, :1]
 CLASS = RNG.integers(0, 3, N)
 TEXT = np.array(["a", "b", "c"] * (N // 3))
 CODE = RNG.integers(0, 5, N)
+TABLE = pd.DataFrame(X, columns=list("abc"))
 SERIES = RNG.normal(size=(N, 6, 1)).astype("float32")
 PUBLIC = {"validation_data": (X, TARGET), "validation_is_public": True}
 WORKS = ""
@@ -171,6 +173,33 @@ def level(params):
     return tfp.sts.LocalLevelStateSpaceModel(6, params, initial, 1.0)
 
 
+def trend(params):
+    initial = tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+    return tfp.sts.LocalLinearTrendStateSpaceModel(6, params, 0.1, initial, 1.0)
+
+
+def seasonal(params):
+    initial = tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+    return tfp.sts.SeasonalStateSpaceModel(6, 2, params, initial, observation_noise_scale=1.0)
+
+
+def additive(params):
+    initial = tfd.MultivariateNormalDiag([0.0], [1.0])
+    parts = [
+        tfp.sts.LocalLevelStateSpaceModel(3, params, initial),
+        tfp.sts.SeasonalStateSpaceModel(
+            3, 2, 0.1, tfd.MultivariateNormalDiag([0.0, 0.0], [1.0, 1.0])
+        ),
+    ]
+    return tfp.sts.AdditiveStateSpaceModel(parts, observation_noise_scale=1.0)
+
+
+def regression(params):
+    design = np.linspace(-1.0, 1.0, 6, dtype="float32")[:, None]
+    structure = tfp.sts.LinearRegression(design)
+    return structure.make_state_space_model(6, {"weights": params})
+
+
 def hidden(params):
     start, move = tfd.Categorical(probs=[0.5, 0.5]), [[0.9, 0.1], [0.2, 0.8]]
     return tfd.HiddenMarkovModel(start, tfd.Categorical(probs=move), tfd.Normal(params, 1.0), 6)
@@ -216,7 +245,13 @@ CALLS = {
         kind=lambda: dpvi.DPVI(tfd.Normal(0.0, 1.0), lambda w: tfd.Normal(w, 1.0)),
         words=r"leave out loss=.*l2_norm_clip=.*\ncompile\('adam', l2_norm_clip=1.0, epsilon",
     ),
-    "compile with weights": dense("unexpected keyword argument 'loss_weights'", loss_weights=[1.0]),
+    "compile with weights": dense(
+        "loss_weights=.* is not supported: a network has one loss", loss_weights=[1.0]
+    ),
+    "compile with no weights": dense(loss_weights=None, weighted_metrics=None),
+    "compile with weighted metrics": dense(
+        "weighted_metrics=.*: pass metrics=, which evaluate weights", weighted_metrics=["mae"]
+    ),
     # Metrics.
     "metric accuracy": network(L.Dense(1), y=Y, loss=binary, metrics=["accuracy"]),
     "metrics by output": dense(metrics={"dense": ["mae", "mse"]}, fit=PUBLIC),
@@ -295,6 +330,14 @@ CALLS = {
     "y missing": dense("y is missing", y=None),
     "texts without a layer": dense("Texts need a StringLookup", x=TEXT[:, None]),
     "texts as y": dense("y has texts", y=TEXT),
+    "table": dense(r"\nEach column.* pass x.to_numpy\('float32'\)\.", x=TABLE),
+    "table of one column": dense(r"pass x.to_numpy\('float32'\)\.", x=TABLE[["a"]]),
+    "table as y": dense(r"pass y.to_numpy\('float32'\)\.", y=TABLE[["a"]]),
+    "tables": dense(r"pass x.to_numpy\('float32'\) and y.to_numpy", x=TABLE, y=TABLE[["a"]]),
+    "table as an array": dense(x=TABLE.to_numpy("float32"), y=TABLE[["a"]].to_numpy("float32")),
+    "outputs without an axis": network(
+        L.Dense(1), L.Reshape([]), words=r"outputs of shape \[n, k\], as of Dense"
+    ),
     "one column": dense("expected min_ndim=2, found ndim=1", x=X[:, 0]),
     "structured records": network(structured, x={"number": X[:, 0], "city": TEXT, "code": CODE}),
     # Layers.
@@ -338,6 +381,18 @@ CALLS = {
         of_normals(),
         loss=nll,
     ),
+    "dense of random signs": network(
+        tfpl.DenseFlipout(1), words="DenseFlipout.*\nUse DenseReparameterization"
+    ),
+    "convolution of random signs": network(
+        L.Reshape([3, 1]),
+        tfpl.Convolution1DFlipout(1, 3),
+        L.Flatten(),
+        words="Conv1DFlipout.*\nUse Convolution1DReparameterization",
+    ),
+    "convolution of random weights": network(
+        L.Reshape([3, 1]), tfpl.Convolution1DReparameterization(1, 3), L.Flatten()
+    ),
     "divergence as a regularizer": network(
         L.Dense(2),
         tfpl.IndependentNormal(
@@ -363,6 +418,12 @@ CALLS = {
         lambda: tfd.Normal(0.0, 1.0), lambda p, x: Exponential(p * x[:, 0]), y=np.exp(X[:, 1])
     ),
     "series": posterior(lambda: tfd.LogNormal(0.0, 1.0), level, x=SERIES),
+    "series with a trend": posterior(lambda: tfd.LogNormal(0.0, 1.0), trend, x=SERIES),
+    "series with a season": posterior(lambda: tfd.LogNormal(0.0, 1.0), seasonal, x=SERIES),
+    "series of parts": posterior(lambda: tfd.LogNormal(0.0, 1.0), additive, x=SERIES[:, :3]),
+    "series on covariates": posterior(
+        lambda: tfd.Sample(tfd.Normal(0.0, 1.0), 1), regression, x=SERIES
+    ),
     "hidden states": posterior(
         lambda: tfd.Sample(tfd.Normal(0.0, 1.0), 2),
         hidden,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.logs import no_fallback
 from support.toy import adam
 
 import tfp_dpvi as dpvi
@@ -96,6 +97,30 @@ def test_the_divergence_of_random_weights_is_exact_and_not_clipped():
     activities = model.losses_of_record()  # Keras adds one for the distribution, one for its draw.
     assert activities
     assert all(float(part) != pytest.approx(divergence / N, rel=1e-3) for part in activities)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_exact_divergence_is_not_said_to_need_splitting(caplog):
+    def divergence(q, p, _):
+        return tfd.kl_divergence(q, p) / N
+
+    model = model_of(
+        L.Dense(2),
+        tfpl.DenseReparameterization(2, kernel_divergence_fn=divergence),
+        tfpl.IndependentNormal(1),
+    )
+    model.make_data(X, Y, batch_size=20)
+    assert len(model._training.exact_losses) == 1
+    assert "It depends on no record" in caplog.text
+    assert "cannot be split" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_random_weights_are_drawn_without_a_loop_over_records():
+    model = model_of(tfpl.DenseReparameterization(1), loss="mse")
+    with no_fallback():
+        model.fit(X, Y, **QUIET)
+    assert model.num_releases > 0
 
 
 def test_outcomes_of_another_shape_would_broadcast_and_are_refused():

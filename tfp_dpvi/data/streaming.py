@@ -259,9 +259,10 @@ def _warn_of_slow(leaves: Sequence[Any]) -> None:
     slow = [leaf for leaf in leaves if is_lazy(leaf) and getattr(leaf, "chunks", None)]
     if slow:
         _LOG.warning(
-            "x or y is a %s in chunks, each of which is read, and decompressed, for a row in it. "
-            "dpvi.data.Copied(x, y) copies the records once to a file whose rows are read fast.",
-            type(slow[0]).__name__,
+            "x or y is stored in chunks (%s), each of which is read, and decompressed, for a row "
+            "in it. dpvi.data.Copied(x, y) copies the records once to a file whose rows are read "
+            "fast.",
+            f"{type(slow[0]).__name__} of {type(slow[0]).__module__.partition('.')[0]}",
         )
 
 

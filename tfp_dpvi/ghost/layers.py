@@ -147,7 +147,8 @@ class LayerGradients:
                     f"{adding.name} ({type(adding).__name__}) uses add_loss or an activity "
                     "regularizer, which cannot be split by record.\n"
                     "Add the term to the distribution or the prior, or write a DPModel with "
-                    "record_loss."
+                    "record_loss.",
+                    adding=adding,
                 )
         refuse_writes(graph, known)
         return new

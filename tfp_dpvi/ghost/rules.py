@@ -33,12 +33,18 @@ class UnsupportedLayerError(ValueError):
     Traceback (most recent call last):
         ...
     tfp_dpvi.ghost.rules.UnsupportedLayerError: moments is a BatchNormalization, ...
+    >>> UnsupportedLayerError("moments adds a loss.", adding=layer).adding.name
+    'moments'
 
     ```
     """
 
-    def __init__(self, message: str, layer: Layer | None = None) -> None:
+    def __init__(
+        self, message: str, layer: Layer | None = None, adding: Layer | None = None
+    ) -> None:
         super().__init__(message)
+        # The layer that adds a loss in its call, if that is the reason.
+        self.adding = adding
         # The layer, if it might be vectorized as a whole.
         self.layer = layer
 

@@ -28,6 +28,8 @@ from tfp_dpvi.networks.layered import NUM_SYNTHETIC, LayeredModel
 Loss: TypeAlias = str | keras.losses.Loss | Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 # Losses of a record alone and in a batch differ by less, relatively, in float32.
 _SAME_LOSS = 1e-3
+_TEXTS = " Texts need a StringLookup, Hashing or TextVectorization first."
+_COLUMNS = "\nEach column of a table is an input of its own. To have one input or target pass {}."
 
 _ACCURACIES = {
     "sparsecategorical": keras.metrics.SparseCategoricalAccuracy,
@@ -131,6 +133,7 @@ class DPKerasModel(LayeredModel):
           ValueError: No loss or several, or what `DPModel.compile` refuses.
         """
         _tf.refuse_keras_3("loss", loss)
+        refusals.take_no_weights(settings)
         loss = _single("loss", loss)
         names = ("l2_norm_clip", "epsilon", "delta", "noise_multiplier")
         given = {"loss": loss, **{name: settings.get(name) for name in names}}
@@ -298,16 +301,23 @@ class DPKerasModel(LayeredModel):
                     self(zeros[0])  # A loaded model is compiled later.
                 else:
                     self.test_losses(*zeros)
-                training = self._training
-                training.zeros, training.exact_losses = zeros[0], self._find_exact_losses(zeros[0])
+                self._training.zeros, self._training.exact_losses = (
+                    zeros[0],
+                    self._find_exact_losses(zeros[0]),
+                )
             except (*LIKELIHOOD_ERRORS, tf.errors.OpError) as error:
                 leaves = tf.nest.flatten(zeros)
+                tables = [
+                    f"{name}.to_numpy('float32')"
+                    for name, part in (("x", records.x), ("y", records.y))
+                    if isinstance(part, dict)
+                ]
+                hint = _COLUMNS.format(" and ".join(tables)) if tables else ""
+                hint = _TEXTS if any(part.dtype == tf.string for part in leaves) else hint
                 shapes = [f"{part.dtype.name}{part.shape.as_list()}" for part in leaves]
-                texts = any(part.dtype == tf.string for part in leaves)
-                hint = " Texts need a StringLookup, Hashing or TextVectorization first."
                 raise ValueError(
                     f"network or loss failed on x, y = {', '.join(shapes)}: "
-                    f"{type(error).__name__}: {check.plainly(error)}{hint if texts else ''}"
+                    f"{type(error).__name__}: {check.plainly(error)}{hint}"
                 ) from error
         if self._training.loss is not None:
             self._check_alone(records)
@@ -348,13 +358,21 @@ class DPKerasModel(LayeredModel):
         try:
             return None if self.gradients == "vectorized" else super().check_layers(records)
         except UnsupportedLayerError as error:
+            reason = check.plainly(error)
+            if error.adding is not None and (
+                len(self._training.exact_losses) == len(self._losses_added())
+            ):
+                reason = (
+                    f"{error.adding.name} ({type(error.adding).__name__}) adds a loss in its call. "
+                    "It depends on no record, and is not clipped."
+                )
             if self.gradients == "ghost":
                 raise ValueError(
-                    f"gradients='ghost' does not support this network; use 'auto'. {error}"
+                    f"gradients='ghost' does not support this network; use 'auto'. {reason}"
                 ) from error
             LOG.warning(
                 "Per-example gradients are computed with tf.vectorized_map, which takes longer: %s",
-                check.plainly(error),
+                reason,
             )
             return None
         finally:
@@ -420,7 +438,8 @@ def _by_record(losses: tf.Tensor, num: tf.Tensor) -> tf.Tensor:
     """Returns losses of shape [n, ...] averaged over all but the first axis."""
     if losses.shape.rank == 0:
         raise ValueError(
-            "loss returned a scalar for a batch: return one value for each example, not their mean."
+            "loss returned a scalar for a batch: return a value for each example, not their mean.\n"
+            "Keras's own losses do for outputs of shape [n, k], as of Dense(k)."
         )
     return tf.reduce_mean(tf.reshape(losses, [num, -1]), axis=1)
 

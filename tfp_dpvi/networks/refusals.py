@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Layer, Optimizer, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Layer, Optimizer, Structure, keras, refuse_keras_3, tf, tfp
 from tfp_dpvi.models.arguments import refuse_scoring_steps
 from tfp_dpvi.networks.group_terms import Regularizer
 from tfp_dpvi.optimizers import TermwiseOptimizer
+
+# Layers with the same posterior of their weights, which draw the weights instead of signs.
+_WITHOUT_SIGNS = {
+    tfp.layers.DenseFlipout: "DenseReparameterization",
+    tfp.layers.Convolution1DFlipout: "Convolution1DReparameterization",
+    tfp.layers.Convolution2DFlipout: "Convolution2DReparameterization",
+    tfp.layers.Convolution3DFlipout: "Convolution3DReparameterization",
+}
+_WEIGHTS = {
+    "loss_weights": "a network has one loss here. Multiply it by the weight in a function loss=.",
+    "weighted_metrics": "pass metrics=, which evaluate weights by its sample_weight=.",
+}
 
 
 def check_callable(name: str, part: Any) -> None:
@@ -43,15 +55,36 @@ def check_tracked(read: Sequence[tf.Variable], tracked: Sequence[tf.Variable]) -
             )
 
 
+def take_no_weights(settings: MutableMapping[str, Structure | None]) -> None:
+    """Raises `ValueError` for weights of Keras's `compile`, and takes away those that are None.
+
+    Args:
+      settings: The other arguments of `compile`.
+    """
+    for name, why in _WEIGHTS.items():
+        value = settings.pop(name, None)
+        if value is not None:
+            raise ValueError(f"{name}={check.shown(value)} is not supported: {why}")
+
+
 def check_vectorization(layers: Sequence[Layer]) -> None:
-    """Raises `ValueError` for a layer that pads texts to the longest one of a batch.
+    """Raises `ValueError` for a layer that cannot be run for each record by itself.
+
+    Such layers pad texts to the longest one of a batch, or draw random signs, which
+    `tf.vectorized_map` cannot draw for each record.
 
     Args:
       layers: The layers of a network.
     """
     for layer in layers:
-        if not isinstance(layer, keras.layers.TextVectorization):
-            continue
+        for kind in type(layer).__mro__:
+            if kind in _WITHOUT_SIGNS:
+                raise ValueError(
+                    f"{layer.name} ({type(layer).__name__}) draws random signs, which cannot be "
+                    f"drawn for each record.\nUse {_WITHOUT_SIGNS[kind]}, which has the same "
+                    "posterior of weights."
+                )
+    for layer in [each for each in layers if isinstance(each, keras.layers.TextVectorization)]:
         config = layer.get_config()
         if config["output_mode"] == "int" and config["output_sequence_length"] is None:
             raise ValueError(
@@ -67,8 +100,7 @@ def check_separate(encoder_layers: Sequence[Layer], decoder_layers: Sequence[Lay
       encoder_layers: The outermost layers of the encoder.
       decoder_layers: The outermost layers of the decoder.
     """
-    in_encoder = {id(layer) for layer in encoder_layers}
-    if any(id(layer) in in_encoder for layer in decoder_layers):
+    if {id(layer) for layer in encoder_layers} & {id(layer) for layer in decoder_layers}:
         raise ValueError(
             "encoder and decoder share layers, which a batch_regularizer does not allow: its "
             "noise depends on the parameters that its gradient reaches. Use separate layers "
