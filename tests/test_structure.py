@@ -54,6 +54,14 @@ def test_the_page_names_files_that_exist():
     assert [name for name in sorted(named) if not (PACKAGE / name).exists()] == []
 
 
+def test_every_package_has_a_row_on_the_page():
+    page = structure.DRAWING.read_text(encoding="utf-8")
+    packages = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+    rows = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    assert len(packages) >= 15
+    assert [name for name in sorted(packages) if f"`{name}/`" not in rows] == []
+
+
 # -------------------------------------------------------------------------------- the checks see what they should
 
 
