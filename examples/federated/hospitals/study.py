@@ -19,7 +19,7 @@ def likelihood(params, x):
 
 def make_study():
     prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 2.0), sample_shape=WIDTH)})
-    optimizer = dpvi.optimizers.DPKerasAdamOptimizer(l2_norm_clip=1.0, learning_rate=0.05)
+    optimizer = dpvi.optimizers.InformationOptimizer(l2_norm_clip=1.0)
     return dpvi.federated.Study(
         prior,
         likelihood,
