@@ -197,6 +197,8 @@ LIMITS = {
     # One thought a line, and lines that fit beside another page.
     "lines over 100 columns": 0,
     "assignments of more than two names": 0,
+    # A value that cannot be missing has a type that says so.
+    "asserts that something is not None": 0,
     # A caller must not read the code to learn what to pass.
     "public functions without Args": 0,
     # What no user is shown, no user needs: it gets an example, guide or benchmark, or goes.
@@ -962,6 +964,22 @@ def crowded_assignments(found: list[Module]) -> list[Finding]:
     return wrong
 
 
+def asserted_values(found: list[Module]) -> list[Finding]:
+    """Returns assertions that something is not None."""
+    wrong = []
+    for module in found:
+        for node in module.nodes:
+            tests = ast.walk(node.test) if isinstance(node, ast.Assert) else ()
+            for test in tests:
+                is_none = isinstance(test, ast.Compare) and any(
+                    isinstance(each, ast.Constant) and each.value is None
+                    for each in test.comparators
+                )
+                if is_none:
+                    wrong.append((module.at(node.lineno), ast.unparse(test)))
+    return wrong
+
+
 def _num_names(target: ast.AST) -> int:
     if isinstance(target, (ast.Tuple, ast.List)):
         return sum(map(_num_names, target.elts))
@@ -1210,6 +1228,7 @@ def measure(found: list[Module]) -> dict[str, tuple[int, list[Finding]]]:
         "files that ask whether a clip is off": _counted(asking_files(found)),
         "lines over 100 columns": _counted(wide_lines(found)),
         "assignments of more than two names": _counted(crowded_assignments(found)),
+        "asserts that something is not None": _counted(asserted_values(found)),
         "public functions without Args": _counted(without_args(found)),
         "names and options without an example": _counted(unshown(found)),
         "words against the style": _counted(wordy(found)),

@@ -390,6 +390,15 @@ class Own:
     assert [structure.statements(module) for module in found] == [10, 0]
 
 
+def test_asserts_that_something_is_not_none_are_seen(tmp_path):
+    text = "def f(a, b):\n    assert a is not None\n    assert b > 0 and not a is None\n    assert a == b"
+    found = _read(tmp_path, {"models/a.py": text})
+    assert structure.asserted_values(found) == [
+        ("models/a.py:2", "a is not None"),
+        ("models/a.py:3", "a is None"),
+    ]
+
+
 def test_names_and_options_without_an_example_are_seen(tmp_path):
     files = {
         "models/__init__.py": "from tfp_dpvi.models.a import DPVI, shown\n__all__ = ['DPVI', 'shown']",

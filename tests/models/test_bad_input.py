@@ -196,6 +196,11 @@ def test_fit_before_compile():
         Toy().fit(X, Y)
 
 
+def test_checks_before_compile():
+    with pytest.raises(RuntimeError, match=r"fit\(checks=\) was called before compile"):
+        dpvi.DPVI(prior(), likelihood).fit(X, Y, checks=0.1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

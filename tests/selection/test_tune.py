@@ -38,11 +38,22 @@ def records():
     return x, (generator.random(2000) < 1.0 / (1.0 + np.exp(-2.0 * x))).astype("float32")
 
 
+class _Model:
+    def __init__(self, ledger):
+        self.ledger = ledger
+
+    def record_release(self, plan, inputs, num_records, *, declared):
+        assert plan.purpose == self.ledger.entries[-1].plan.purpose
+        assert not declared
+        assert sorted(inputs) == ["x", "y"]
+        assert num_records == len(records()[0])
+
+
 @pytest.fixture(autouse=True)
 def _without_a_model(monkeypatch, request):
     """What follows a made-up trial has no fitted model; the slow test has real ones."""
     if "relation" not in request.fixturenames:
-        monkeypatch.setattr(module, "_charged_to", lambda ledger, *others: ledger)
+        monkeypatch.setattr(module, "_charged_to", lambda ledger, *others: _Model(ledger))
 
 
 def made_up(scores):
@@ -75,7 +86,7 @@ def test_it_is_charged_once_within_the_budget_and_says_nothing_of_the_others(mon
     assert 2.9 < ledger.epsilon(1e-5) <= 3.0
     # With 20 trials on average, that neither is "wide" has a probability below 1/10.
     assert chosen.name in ("wide", "narrow")
-    assert chosen.model is ledger
+    assert chosen.model.ledger is ledger
     assert ledger.entries[-1].plan.sampling.name == "random_trials"
 
 

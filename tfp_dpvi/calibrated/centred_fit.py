@@ -51,8 +51,8 @@ class CentredFit:
         self.scoring: Scoring | None = None
         self._computed: tuple[Any, Calibrated | None] = (None, None)
 
-    def prepare(self, records: Records, public_inputs: Structure | None) -> None:
-        """Checks that scoring steps apply to records of these shapes and dtypes.
+    def prepare(self, records: Records, public_inputs: Structure | None) -> Scoring:
+        """Returns scoring steps for records of these shapes and dtypes.
 
         Args:
           records: The records of a fit, whose values are not read.
@@ -86,6 +86,7 @@ class CentredFit:
         elif public_inputs is not None:
             inputs = self._inputs_like(records, public_inputs, self.scoring.size)
             self.scoring.likelihood.set_inputs(inputs)
+        return self.scoring
 
     def _earlier_inputs(self, records: Records) -> Structure | None:
         """Returns the inputs of an earlier fit if records have such an x, with weights or not."""

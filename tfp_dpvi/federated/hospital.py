@@ -181,7 +181,7 @@ class Hospital:
         self._sums_plan: PrivacyPlan | None = None
         self._agreed = study.agreed_sum
         self.trusts_sum = trusts_sum
-        if trusts_sum and self._agreed is None:
+        if trusts_sum and (self._agreed is None or self._window is None):
             raise ValueError("trusts_sum=True needs a study with a trusted_sum; leave it out.")
         self._calibrate(self._release.draft)
         self._release.begin(self._plan)
@@ -224,15 +224,17 @@ class Hospital:
         """
         self._num_releases = draft.num_releases // self.rounds
         self._plan = draft.replace(purpose=self._purpose(_ROUNDS))
-        if self.epsilon is None:
+        epsilon, window = self.epsilon, self._window
+        trusted = self._agreed if self.trusts_sum else None
+        if epsilon is None:
             return
         plans, fixed = [self._plan], []
-        if self.trusts_sum:
-            self._sums_plan = self._trusting_plan()
+        if trusted is not None and window is not None:
+            self._sums_plan = self._trusting_plan(trusted, window, epsilon)
             if not self._steps_charged(self._sums_plan):
                 fixed.append(self._sums_plan.dp_event)
-        elif self._window is not None:
-            plans.append(self._window.draft.replace(purpose=self._purpose(_SUMS)))
+        elif window is not None:
+            plans.append(window.draft.replace(purpose=self._purpose(_SUMS)))
             shares = (1.0 - SHARE, SHARE)
             plans = [plan.for_share(share) for plan, share in zip(plans, shares, strict=True)]
         earlier = self._earlier(self._plan)
@@ -244,31 +246,36 @@ class Hospital:
             # Without names, so that hospitals of one simulation share what is computed.
             nameless = tuple(plan.replace(num_records=None, purpose=None) for plan in plans)
             events = (*self.ledger.events(), *fixed)
-            first = _calibrated(nameless, self.epsilon, self.delta, events)[0]
+            first = _calibrated(nameless, epsilon, self.delta, events)[0]
             named = {"num_records": draft.num_records, "purpose": self._plan.purpose}
             self._plan = first.replace(**named)
-        if self._window is None or self.trusts_sum:
+        if window is None or trusted is not None:
             return
         first, last = plans
         # As the rounds' noise, so that a hospital which comes back finds it again.
         known = self._earlier(last) or last.scaled_as(first, self._plan)
         self._sums_plan = self._at_least_agreed(known.replace(num_releases=last.num_releases))
 
-    def _trusting_plan(self) -> PrivacyPlan:
-        """Returns the plan of sums with the noise agreed on, priced by their total."""
-        assert self._agreed is not None
-        assert self._window is not None
-        assert self.epsilon is not None
-        plan = self._window.draft.replace(
-            purpose=self._purpose(_SUMS), summed_over=self._agreed.trust.num_counted
+    def _trusting_plan(
+        self, agreed: AgreedSum, window: WindowRelease, epsilon: float
+    ) -> PrivacyPlan:
+        """Returns the plan of sums with the noise agreed on, priced by their total.
+
+        Args:
+          agreed: The noise.
+          window: The release of the sums.
+          epsilon: The most that the records may cost.
+        """
+        plan = window.draft.replace(
+            purpose=self._purpose(_SUMS), summed_over=agreed.trust.num_counted
         )
-        plan = plan.with_noise_of(self._agreed.plan)
+        plan = plan.with_noise_of(agreed.plan)
         price = plan.epsilon(self.delta, self.ledger.events())
         # One that comes back says so where it is asked, as for rounds that its budget lacks.
         is_new = self._earlier(self._plan) is None and not self._steps_charged(plan)
-        if is_new and price >= self.epsilon:
+        if is_new and price >= epsilon:
             raise BudgetExhaustedError(
-                f"epsilon={self.epsilon:g}: with the study's agreed noise the sums alone bring "
+                f"epsilon={epsilon:g}: with the study's agreed noise the sums alone bring "
                 f"these records to {price:.4g}; this call spent no privacy.\n"
                 "Pass a larger epsilon, or agree on a trusted_sum with a smaller one."
             )

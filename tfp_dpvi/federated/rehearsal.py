@@ -10,6 +10,7 @@ import numpy as np
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, keras, tf
+from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.federated.calibrated import StudyPosterior
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.refiner import Refiner
@@ -97,7 +98,8 @@ def rehearse_study(
     sizes = [check.count("num_records", size, 1) for size, _ in hospitals]
     budgets = [check.epsilon(budget) for _, budget in hospitals]
     num = check.count("num", num, _LEAST_FITS)
-    fits = _Studies(study, inputs, truth, effects or {}, level=check.probability("level", level))
+    level = check.probability("level", level)
+    fits = _Studies(study, study.point.scoring, inputs, truth, effects or {}, level=level)
     schedule = Synchronous() if schedule is None else schedule
     # Simulated records are arrays of the model already, and outcomes may be beyond any bounds.
     study = copy.copy(study)
@@ -154,6 +156,7 @@ class _Studies:
 
     Args:
       study: The study.
+      scoring: Its scores.
       inputs: See `rehearse_study`.
       truth: See `rehearse_study`.
       effects: See `rehearse_study`.
@@ -167,15 +170,15 @@ class _Studies:
     def __init__(
         self,
         study: Study,
+        scoring: Scoring,
         inputs: Structure | Inputs | None,
         truth: Any,
         effects: Mapping[str, float],
         *,
         level: float,
     ) -> None:
-        assert study.point is not None
         self._level, self._local = level, study.local
-        self._scoring = study.point.scoring
+        self._scoring = scoring
         coordinates = self._scoring.pairing.coordinates
         if inputs is None and study.columns is not None and not study.bayesian_model.generative:
             inputs = study.columns.public_inputs(_NUM_INPUTS)

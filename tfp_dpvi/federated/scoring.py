@@ -164,11 +164,10 @@ class ScoringSteps:
             record_loss = functools.partial(model.record_loss, params)
             parts = tf.nest.flatten(params)
             gradient = through_draws(record_loss, parts, tape, [z], clip, aligned=True)
-            to_z = gradient.pull_back
-            assert to_z is not None
 
             def step(mean: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-                score = -spec.num_records * to_z(mean)[0]
+                by_z = tape.gradient(parts, z, output_gradients=mean, unconnected_gradients="zero")
+                score = -spec.num_records * by_z
                 after = self._next(score, away)
                 # The optimizer subtracts.
                 return [

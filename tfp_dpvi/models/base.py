@@ -55,16 +55,26 @@ class DPModel(Model):
     """Base class of private Keras models. For a model of your own, override `record_loss`.
 
     ```python
-    class Regression(dpvi.DPModel):
-        def __init__(self):
-            super().__init__()
-            self.dense = dpvi.keras.layers.Dense(1)
+    >>> import numpy as np
+    >>> import tfp_dpvi as dpvi
+    >>> class Regression(dpvi.DPModel):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.dense = dpvi.keras.layers.Dense(1)
+    ...
+    ...     def call(self, x):
+    ...         return self.dense(x)
+    ...
+    ...     def record_loss(self, x, y):  # One record, without a batch dimension.
+    ...         return tf.square(self(x[None])[0, 0] - y)
+    >>> model = Regression()
+    >>> optimizer = dpvi.optimizers.DPKerasSGDOptimizer(0.1, l2_norm_clip=1.0)
+    >>> model.compile(optimizer, epsilon=1.0, delta=1e-5)
+    >>> x = np.zeros([20, 3], np.float32)
+    >>> history = model.fit(x, x[:, 0], batch_size=10, epochs=1, verbose=0)
+    >>> model.privacy_report().epsilon <= 1.0
+    True
 
-        def call(self, x):
-            return self.dense(x)
-
-        def record_loss(self, x, y):  # One record, without a batch dimension.
-            return tf.square(self(x[None])[0, 0] - y)
     ```
 
     Args:

@@ -73,8 +73,7 @@ def refuse_before_fit(model: CheckedModel) -> None:
     Args:
       model: The model.
     """
-    if model.privacy_target is None:
-        raise RuntimeError("DPVI.check was called before compile: call compile and fit first.")
+    compiled_target(model, "DPVI.check")
     if model.is_fitting:
         raise RuntimeError(
             "DPVI.check was called while fit runs: call it after fit has returned; this call spent "
@@ -82,6 +81,19 @@ def refuse_before_fit(model: CheckedModel) -> None:
         )
     if model.privacy_account.inputs is None:
         raise RuntimeError("DPVI.check was called before fit: call fit first.")
+
+
+def compiled_target(model: CheckedModel, call: str) -> PrivacyTarget:
+    """Returns the privacy settings of `compile`, or raises `RuntimeError` before it.
+
+    Args:
+      model: The model.
+      call: What was called, for the message.
+    """
+    target = model.privacy_target
+    if target is None:
+        raise RuntimeError(f"{call} was called before compile: call compile and fit first.")
+    return target
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -218,8 +230,7 @@ def plan_check(
     Raises:
       ValueError, TypeError, UnsupportedPairError: An argument is wrong; nothing is charged.
     """
-    target, account = model.privacy_target, model.privacy_account
-    assert target is not None
+    target, account = compiled_target(model, "DPVI.check"), model.privacy_account
     if ledger is not None and not isinstance(ledger, PrivacyLedger):
         raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
     ledger = model.privacy_ledger if ledger is None else ledger
@@ -277,8 +288,7 @@ def plan_within_fit(
             raise ValueError("check_columns needs checks, the share of epsilon for them.")
         return None
     part = check.probability("checks", share)
-    target = model.privacy_target
-    assert target is not None
+    target = compiled_target(model, "fit(checks=)")
     if part == 1.0 or target.epsilon is None:
         raise ValueError(
             f"checks={check.shown(share)} is a share, below 1, of the epsilon of compile: pass "
@@ -310,13 +320,13 @@ def plan_within_fit(
 
 @contextlib.contextmanager
 def charged(
-    model: CheckedModel, planned: PlannedCheck | None
-) -> Iterator[Callable[[Calibrated | None], PrivateChecks | None]]:
+    model: CheckedModel, planned: PlannedCheck
+) -> Iterator[Callable[[Calibrated | None], PrivateChecks]]:
     """Charges a check, and refunds it if no noise was drawn for it.
 
     Args:
       model: The model.
-      planned: The check, or None for none.
+      planned: The check.
 
     Yields:
       A function from the fit's posterior, None if it is the raw surrogate, to the result.
@@ -324,9 +334,6 @@ def charged(
     Raises:
       BudgetExhaustedError, UnsupportedPairError: As `PrivacyLedger.reserve`.
     """
-    if planned is None:
-        yield lambda calibrated: None
-        return
     release, ledger = planned.release, planned.ledger
     seeded = release.seed is not None
     reservation = ledger.reserve(release.plan, 1, seeded=seeded, budgets=planned.budgets)

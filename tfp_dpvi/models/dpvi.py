@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -296,7 +297,10 @@ class DPVI(base.DPModel):
             self, x, y, checks, check_columns, num_records, settings, self.key_seed
         )
         self._private_checks = None
-        with checking.charged(self, planned) as release:
+        with contextlib.ExitStack() as stack:
+            release = None
+            if planned is not None:
+                release = stack.enter_context(checking.charged(self, planned))
             history = super().fit(
                 x,
                 y,
@@ -306,7 +310,8 @@ class DPVI(base.DPModel):
                 num_records=num_records,
                 **settings,
             )
-            self._private_checks = release(self._calibrated())
+            if release is not None:
+                self._private_checks = release(self._calibrated())
         self._warn_of_slow_convergence(history.history.get("loss", []))
         return history
 
@@ -394,10 +399,9 @@ class DPVI(base.DPModel):
             seed=self.key_seed,
         )
         with checking.charged(self, planned) as release:
-            self._private_checks = release(self._calibrated())
+            checks = self._private_checks = release(self._calibrated())
         checking.warn_of_total(self, planned.ledger)
-        assert self._private_checks is not None
-        return self._private_checks
+        return checks
 
     @property
     def private_checks(self) -> PrivateChecks | None:

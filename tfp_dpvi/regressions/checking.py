@@ -14,6 +14,7 @@ from tfp_dpvi.data.columns import Numeric, converted
 from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.outcomes import FAMILIES, Outcome
+from tfp_dpvi.regressions.responses import Limit
 
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
@@ -43,7 +44,7 @@ def outcome_values(design: Design, family: str, outcome: Outcome, data: TableDat
     if design.trials is not None:
         numbers = _among_trials(design, numbers, data)
     if design.limit is not None:
-        numbers = _up_to_limits(design, numbers, data)
+        numbers = _up_to_limit(design, design.limit, numbers, data)
     if family == "ordinal":
         return (numbers - column.lower).astype(np.float32)
     if FAMILIES[family].is_scaled:
@@ -71,12 +72,11 @@ def _among_trials(design: Design, successes: np.ndarray, data: TableData) -> np.
     return successes
 
 
-def _up_to_limits(design: Design, values: np.ndarray, data: TableData) -> np.ndarray:
-    assert design.limit is not None
-    limits = np.asarray(design.limit.at)
-    if isinstance(design.limit.at, str):
-        limits = numbers_within(design.schema, design.limit.at, data, design.outside)
-    meet = np.minimum if design.limit.side == "right" else np.maximum
+def _up_to_limit(design: Design, limit: Limit, values: np.ndarray, data: TableData) -> np.ndarray:
+    limits = np.asarray(limit.at)
+    if isinstance(limit.at, str):
+        limits = numbers_within(design.schema, limit.at, data, design.outside)
+    meet = np.minimum if limit.side == "right" else np.maximum
     return np.asarray(meet(values, limits), np.float64)
 
 

@@ -68,6 +68,7 @@ def measure(
     blocks = [_numbers(name, schema.columns[name], arrays[name]) for name in names]
     ends = [_bounds(schema.columns[name]) for name in names]
     lower, upper = (np.concatenate(side) for side in zip(*ends, strict=True))
+    ledger = PrivacyLedger() if ledger is None else ledger
     layer = PrivateStandardize(lower, upper)
     layer.adapt(
         np.concatenate(blocks, axis=1),
@@ -83,9 +84,7 @@ def measure(
         place = slice(first, first + block.shape[1])
         columns[name] = _described(columns[name], layer.mean[place], layer.scale[place])
         first += block.shape[1]
-    found = layer.ledger
-    assert found is not None
-    return Schema(columns), found
+    return Schema(columns), ledger
 
 
 def _numbers(name: str, column: Column, values: np.ndarray) -> np.ndarray:

@@ -132,10 +132,8 @@ def centred(
     weights = None if max_weight is None else np.ones(len(tf.nest.flatten(y)[0]))
     records = records_of(x, y, model.dtype, weights, max_weight)
     fit = CentredFit(model)
-    fit.prepare(records, public_inputs)
+    scoring = fit.prepare(records, public_inputs)
     fit.begin()
-    scoring = fit.scoring
-    assert scoring is not None
     num = records.num
     gradient = scoring.gradient(StepSpec(float(num), num))
     mechanism = Mechanism(

@@ -29,6 +29,12 @@ class Needed(NamedTuple):
       num_records: The estimate, interpolated between the numbers that were rehearsed.
       low: The lower end of what the number of data sets leaves open, 95 %; 0 if below the smallest.
       high: The upper end; infinite if above the largest.
+
+    ```python
+    >>> print(Needed(1250, 900.0, math.inf))
+    1,250 records (900 to more than were rehearsed)
+
+    ```
     """
 
     num_records: int

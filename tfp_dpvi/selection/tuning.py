@@ -15,6 +15,7 @@ from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.calibrated.centred_fit import CentredFit
+from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import (
     FullBatch,
@@ -138,7 +139,7 @@ def tune(
         raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
     refuse_fixed_budget(ledger, "tune")
     score_range = checked_range(score_range)
-    num = _check_records(candidates, x, y, num_records, public_inputs)
+    inputs, num = _check_records(candidates, x, y, num_records, public_inputs)
     plan = PrivacyPlan.calibrate(
         epsilon=epsilon,
         delta=delta,
@@ -165,7 +166,8 @@ def tune(
             "rehearsal."
         )
     # A trial's own ledger has its part alone, which would understate what was spent.
-    model = _charged_to(ledger, best.model, plan, (epsilon, delta), num_records is not None)
+    model = _charged_to(ledger, best.model, plan, (epsilon, delta))
+    model.record_release(plan, inputs, num, declared=num_records is not None)
     return dataclasses.replace(best, model=model)
 
 
@@ -174,7 +176,6 @@ def _charged_to(
     fitted: DPVI,
     plan: PrivacyPlan,
     budget: tuple[float, float],
-    declared: bool,
 ) -> DPVI:
     """Returns a model with the posterior of a fitted one, and with the ledger of the tuning.
 
@@ -183,7 +184,6 @@ def _charged_to(
       fitted: The fitted model.
       plan: The plan of the tuning.
       budget: Its epsilon and delta.
-      declared: Whether the number of records was declared.
     """
     model = DPVI(fitted.prior, fitted.likelihood, num_predictive_draws=fitted.num_predictive_draws)
     epsilon, delta = budget
@@ -197,10 +197,6 @@ def _charged_to(
     store: dict[str, np.ndarray] = {}
     fitted.save_own_variables(store)
     model.load_own_variables({name: np.asarray(values) for name, values in store.items()})
-    account = fitted.privacy_account
-    assert account.inputs is not None
-    assert account.num_records is not None
-    model.record_release(plan, account.inputs, account.num_records, declared=declared)
     return model
 
 
@@ -345,8 +341,9 @@ def _check_records(
     y: Structure | None,
     num_records: int | None,
     public_inputs: Structure | None,
-) -> int:
-    """Returns the public number of records, after each model has checked them."""
+) -> tuple[dict[str, Structure], int]:
+    """Returns the records' specs and public number, after each model has checked them."""
+    inputs: dict[str, Structure] = {}
     num = 0
     for source in models.values():
         model = DPVI(source.prior, source.likelihood)
@@ -355,8 +352,9 @@ def _check_records(
         fit = CentredFit(model.bayesian_model)
         fit.prepare(records, public_inputs)
         fit.begin()
+        inputs = input_specs(records)
         num = records.num if num_records is None else num_records
-    return check.count("num_records", num, 1)
+    return inputs, check.count("num_records", num, 1)
 
 
 @contextlib.contextmanager
