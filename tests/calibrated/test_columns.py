@@ -246,6 +246,10 @@ def test_collinear_columns_are_seen_where_records_are_many():
 
 @pytest.mark.slow
 def test_a_very_rare_value_is_not_magnified_until_the_clip_cuts_it():
-    """300 of 20,000 records have it, and half of the public ones."""
+    """300 of 20,000 records have it, and half of the public ones.
+
+    The clip cuts them three times as much as others, as weighted public inputs show: without the
+    weights intervals are 3.0 times the exact ones.
+    """
     _, widths, _ = whole_fits(with_share(0.015), with_share(0.5), 20_000, range(3))
-    assert np.median(widths) < 4.0
+    assert np.median(widths) < 2.0

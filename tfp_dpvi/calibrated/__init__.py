@@ -17,7 +17,8 @@ A fit without an optimizer makes scoring steps instead:
 * `centred` clips scores about a centre. `diagonal`, `wider`, `ranks` and `weights` are released
   beside them: for many parameters, under a wider clip, of where outcomes lie, of survey weights.
 * `scores` finds the scores of a record's possible outcomes; `whitening` computes coordinates;
-  `scored` is a likelihood with its scores, and their moments at public inputs; `steps` is one step.
+  `balance` weights public inputs like private ones; `scored` is a likelihood with its scores, and
+  their moments at public inputs; `steps` is one step.
 * `start` and `progress` say where steps begin and how long they are; `scoring` makes a fit of them.
 * `moved` says what is released at other parameters; `jumps` refuses likelihoods whose scores do not
   show a parameter; `centred_fit` computes the posterior.

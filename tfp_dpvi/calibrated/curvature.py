@@ -282,7 +282,10 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     relative = relative_to(prior.matrix, prior.curvature)
     relative *= np.trace(prior.matrix) / np.trace(prior.curvature)
     roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(relative)) * np.trace(prior.matrix))
-    return roots @ relative @ np.swapaxes(roots, 1, 2)
+    shaped = roots @ relative @ np.swapaxes(roots, 1, 2)
+    # What was cut in all directions together is released.
+    traces = [np.trace(part, axis1=1, axis2=2) for part in (matrices, shaped)]
+    return shaped * (traces[0] / traces[1])[:, None, None]
 
 
 class _Bartlett:

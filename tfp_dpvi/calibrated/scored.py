@@ -9,6 +9,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.units import row_distribution
+from tfp_dpvi.calibrated.balance import balanced_rows
 from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, squares_of
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -117,17 +118,23 @@ class ScoredLikelihood:
             weights=weights,
         )
 
-    def moments_at(self, theta: np.ndarray, whitening: np.ndarray) -> SimulatedMoments:
+    def moments_at(
+        self, theta: np.ndarray, whitening: np.ndarray, rows: np.ndarray | None = None
+    ) -> SimulatedMoments:
         """Returns the moments at public inputs.
 
         Args:
           theta: The coordinates that the likelihood reads, shape [d].
           whitening: W, shape [d, d].
+          rows: Numbers of the inputs, with repetition, shape [n]; None for all, once each.
         """
+        inputs = self.inputs
+        if rows is not None:
+            inputs = tf.nest.map_structure(lambda part: tf.gather(part, rows), inputs)
         sums = self._simulate(
             self.vector_at(theta),
             tf.constant(whitening, self.dtype),
-            self.inputs,
+            inputs,
             tf.constant([0, 1], tf.int64),
             self._public_weights(),
         )
@@ -155,7 +162,28 @@ class ScoredLikelihood:
             variance=float(sums["variance"]) / num,
             spread=spread,
             lengths=sums["lengths"],
+            diagonals=sums["diagonals"],
         )
+
+    def balanced_moments(
+        self, theta: np.ndarray, whitening: np.ndarray, released: np.ndarray, noise: float
+    ) -> SimulatedMoments | None:
+        """Returns the moments at public inputs that are weighted like the private ones.
+
+        Args:
+          theta: The coordinates that the likelihood reads, shape [d].
+          whitening: W, shape [d, d].
+          released: The mean of what `CentredCurvature` sums, shape [d, d].
+          noise: The noise's standard deviation on its diagonal.
+
+        Returns:
+          The moments; None if no weights do, or records have weights of their own.
+        """
+        if self.pairing.generative or self.max_weight is not None:
+            return None
+        squares = self.moments_at(theta, whitening).diagonals
+        rows = balanced_rows(squares, np.diag(released), noise)
+        return None if rows is None else self.moments_at(theta, whitening, rows)
 
     def _public_weights(self) -> RecordWeights | None:
         """Returns weights of the public inputs under the clip; None without weights."""
@@ -220,6 +248,7 @@ class ScoredLikelihood:
             "wider_product": tf.reduce_sum(centred.wider * centred.psi),
             "variance": tf.reduce_sum(tf.square(centred.psi)),
             "lengths": lengths,
+            "diagonals": tf.reduce_sum(tf.square(centred.rows), axis=1),
         }
 
     def _squares(self, rows: tf.Tensor) -> tf.Tensor:

@@ -599,12 +599,17 @@ class Scoring:
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
+        balanced = None
         if trusted:
             simulated = self.likelihood.moments_at(released.theta, whitening)
         else:
-            trace = float(np.trace(released.matrix)) / self.num_records
-            simulated = self._moments_alike(released.theta, trace)
-        return self.seen_of(released, (first, second), simulated, whitening, trusted=trusted)
+            mean, noise = (
+                part / self.num_records for part in (released.matrix, released.matrix_sd)
+            )
+            simulated = self._moments_alike(released.theta, float(np.trace(mean)))
+            balanced = self.likelihood.balanced_moments(released.theta, whitening, mean, noise)
+        halves = first, second
+        return self.seen_of(released, halves, simulated, whitening, trusted, balanced)
 
     def seen_of(
         self,
@@ -612,8 +617,8 @@ class Scoring:
         halves: tuple[ReleasedSums, ReleasedSums],
         simulated: SimulatedMoments,
         whitening: np.ndarray,
-        *,
         trusted: bool,
+        balanced: SimulatedMoments | None = None,
     ) -> SeenCurvature:
         """Returns what released sums say of the curvature.
 
@@ -623,6 +628,7 @@ class Scoring:
           simulated: Means at public inputs, in the same coordinates.
           whitening: W, shape [d, d].
           trusted: Whether the coordinates are those of public inputs.
+          balanced: See `SeenCurvature`.
         """
         first, second = halves
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
@@ -641,6 +647,7 @@ class Scoring:
             # After the scales; a model of scales alone has none.
             intercept=int(self._is_scale.sum()) % self.size,
             weighted=not self.likelihood.scale.are_alike,
+            balanced=balanced,
         )
 
     def window(

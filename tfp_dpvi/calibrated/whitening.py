@@ -160,6 +160,7 @@ class SimulatedMoments:
       variance: The mean `|psi|^2`, of the simulated outcomes.
       spread: See `RecordWeights`.
       lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
+      diagonals: The diagonal of each record's term in `matrix`, shape [n, d].
     """
 
     information: np.ndarray
@@ -178,6 +179,7 @@ class SimulatedMoments:
     variance: float = math.nan
     spread: float = 1.0
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    diagonals: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,6 +414,8 @@ class SeenCurvature:
       intercept: The whitened coordinate of the first intercept.
       weighted: Whether records have unlike weights, so that the variance of scores is not what
         their slope says.
+      balanced: Means at public inputs that are weighted like the private ones, in coordinates of
+        released values; None for the others'.
 
     Attributes:
       window: The released sums.
@@ -436,15 +440,17 @@ class SeenCurvature:
         generator: np.random.Generator,
         intercept: int = 0,
         weighted: bool = False,
+        balanced: SimulatedMoments | None = None,
     ) -> None:
         self._simulated, self._generator = simulated, generator
         self._num_records, self._ranking = num_records, ranking
         self._trusted, self._weighted = trusted, weighted
         size = len(released.theta)
         eye = np.eye(size)
-        matrix, slope = num_records * simulated.matrix, num_records * simulated.slope
+        source = simulated if balanced is None else balanced
+        matrix, slope = num_records * source.matrix, num_records * source.slope
         level = np.trace(matrix) / size
-        kappa = simulated.scale * num_records / np.trace(matrix)
+        kappa = source.scale * num_records / np.trace(matrix)
         matrix = matrix + _RIDGE * level * eye
         slope = slope + _RIDGE * level * eye
         self._is_dense = released.matrix.ndim == 2
