@@ -21,6 +21,8 @@ _NUM_TRIED = 5
 _VALUES = (-0.5, 1e3, -1e3, 1e7, -1e7, 1e30, math.inf, math.nan)
 # Larger ones may be lengths, which take memory.
 _INTEGERS = (*range(_NUM_TRIED), -1, 100)
+# By so much rounding may change a value, relative or absolute.
+_SAME = 1e-3
 _NUM_DRAWS = 64
 # The density of a count is a difference of terms as large as the count.
 _LARGE = 1e3
@@ -196,15 +198,19 @@ def _trials(model: BayesianModel, params: Structure) -> Trials:
         except tf.errors.OpError:
             # A record reads another, which it lacks when alone.
             return False
-        return np.allclose(alone, drawn[0], rtol=1e-3, atol=1e-3)
+        return np.allclose(alone, drawn[0], rtol=_SAME, atol=_SAME)
 
     return draw, is_alone
 
 
 def _same_rows(before: list[np.ndarray], after: list[np.ndarray], rows: np.ndarray) -> bool:
-    """Returns whether arrays agree in all of these rows."""
+    """Returns whether arrays agree in all of these rows, but for rounding.
+
+    TensorFlow's last digit depends on where in memory a tensor lies.
+    """
     return all(
-        np.array_equal(a[rows], b[rows], equal_nan=True) for a, b in zip(before, after, strict=True)
+        np.allclose(a[rows], b[rows], rtol=_SAME, atol=_SAME, equal_nan=True)
+        for a, b in zip(before, after, strict=True)
     )
 
 

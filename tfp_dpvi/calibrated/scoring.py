@@ -603,9 +603,8 @@ class Scoring:
         if trusted:
             simulated = self.likelihood.moments_at(released.theta, whitening)
         else:
-            mean, noise = (
-                part / self.num_records for part in (released.matrix, released.matrix_sd)
-            )
+            mean = released.matrix / self.num_records
+            noise = released.matrix_sd / self.num_records
             simulated = self._moments_alike(released.theta, float(np.trace(mean)))
             balanced = self.likelihood.balanced_moments(released.theta, whitening, mean, noise)
         halves = first, second
