@@ -201,6 +201,7 @@ def main():
         "machine": harness.machine(),
         "versions": harness.versions(tensorflow=tf.__name__, numpy="numpy", scipy="scipy"),
         "commit": harness.commit(),
+        "code": harness.code_hash(),
     }
     rows = []
     for name in arguments.families:

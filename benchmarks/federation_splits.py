@@ -22,7 +22,7 @@ import time
 
 import numpy as np
 from federated_studies import adult, logistic, pooled_fit, scores
-from harness import command, commit, machine, versions
+from harness import code_hash, command, commit, machine, versions
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.federated import Study, Synchronous, simulate
@@ -177,6 +177,7 @@ def main(arguments=None):
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
         "commit": commit(),
+        "code": code_hash(),
         "targets": TARGETS,
         "means": found,
     }

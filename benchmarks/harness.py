@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import hashlib
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -12,6 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -85,6 +89,47 @@ def commit() -> str:
     return described.stdout.strip()
 
 
+def code_hash(sources: dict[str, str] | None = None) -> str:
+    """Names the code that figures are of: ten digits, whatever its comments and docstrings say.
+
+    Results of several sittings are one study as long as it is the same.
+
+    Args:
+      sources: Texts by path; None for `tfp_dpvi` of this checkout.
+    """
+    if sources is None:
+        root = pathlib.Path(__file__).resolve().parents[1]
+        files = (root / "tfp_dpvi").rglob("*.py")
+        sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
+    digest = hashlib.sha256()
+    for path in sorted(sources):
+        tree = ast.parse(sources[path])
+        for node in ast.walk(tree):
+            documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            if documented and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+        digest.update(f"{path}\n{ast.dump(tree)}\n".encode())
+    return digest.hexdigest()[:10]
+
+
+def code_of(revision: str) -> str | None:
+    """Returns the `code_hash` of a revision; None if this repository does not have it."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    archive = subprocess.run(
+        ["git", "archive", revision, "tfp_dpvi"], capture_output=True, check=False, cwd=root
+    )
+    if archive.returncode:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        return code_hash(
+            {
+                name: file.read().decode()
+                for name in files.getnames()
+                if name.endswith(".py") and (file := files.extractfile(name)) is not None
+            }
+        )
+
+
 @dataclasses.dataclass
 class Runner:
     """One way of doing a case.
@@ -121,6 +166,7 @@ def write_study(
     result = {
         "command": command(script, sys.argv[1:] if arguments is None else arguments),
         "commit": commit(),
+        "code": code_hash(),
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
         "settings": settings,

@@ -229,6 +229,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             "plain": run(name, False, args.quick),
             "private": run(name, True, args.quick),
             "commit": harness.commit(),
+            "code": harness.code_hash(),
         }
         ordered = {each: rows[each] for each in PORTS if each in rows}
         settings = {"quick": QUICK if args.quick else None}

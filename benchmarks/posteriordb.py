@@ -30,7 +30,7 @@ import tfp_dpvi as dpvi
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from harness import command, commit, machine, versions
+from harness import code_hash, command, commit, machine, versions
 
 tfd = tfp.distributions
 FOLDER = pathlib.Path(__file__).parent
@@ -377,6 +377,7 @@ def main(arguments: list[str] | None = None) -> None:
             "delta": DELTA,
             "command": command("posteriordb.py", sys.argv[1:] if arguments is None else arguments),
             "commit": commit(),
+            "code": code_hash(),
             "machine": machine(),
             "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
             "posteriors": results,

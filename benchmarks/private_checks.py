@@ -23,7 +23,7 @@ import sys
 
 import numpy as np
 from dp_accounting import NeighboringRelation
-from harness import command, commit, machine, versions
+from harness import code_hash, command, commit, machine, versions
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf, tfd
@@ -247,6 +247,7 @@ def write(path, done, arguments):
         "machine": machine(),
         "versions": versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
         "commit": commit(),
+        "code": code_hash(),
         "settings": {"epsilon": CHECK_EPSILON, "delta": DELTA, "level": LEVEL},
         "table": table,
         "sets": done,

@@ -183,6 +183,7 @@ def main():
         "machine": harness.machine(),
         "versions": harness.versions(tensorflow="tensorflow", numpy="numpy"),
         "commit": harness.commit(),
+        "code": harness.code_hash(),
     }
     if arguments.time:
         result = {"seconds": seconds(), **about}

@@ -383,6 +383,7 @@ def main() -> None:
         "machine": harness.machine(),
         "versions": harness.versions(numpy="numpy", tensorflow="tensorflow"),
         "commit": harness.commit(),
+        "code": harness.code_hash(),
         "epsilon": EPSILON,
         "delta": DELTA,
         "bins": options.bins,

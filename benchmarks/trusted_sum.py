@@ -111,6 +111,7 @@ def main():
         "machine": harness.machine(),
         "versions": harness.versions(tensorflow="tensorflow", numpy="numpy"),
         "commit": harness.commit(),
+        "code": harness.code_hash(),
     }
     text = json.dumps(result, indent=1)
     print(text)

@@ -68,6 +68,17 @@ def test_the_table_of_intervals_is_that_of_the_figures(begin, method):
     assert _row(begin) == [_rounded(row["coverage"], row["width"]) for row in study]
 
 
+def test_the_errors_of_objective_perturbation_are_those_of_the_figures():
+    errors = {
+        (row["cell"], row["method"]): row["error"] for row in _figures("field/field.json")["rows"]
+    }
+    ratios = [
+        round(errors[cell, "objective perturbation"] / errors[cell, "ours"], 1)
+        for cell in ("logistic5-1000-1.0", "logistic5-5000-1.0")
+    ]
+    assert _row("objective perturbation") == [[ratio] for ratio in ratios] + [[]]
+
+
 def test_the_table_of_speed_is_that_of_the_figures():
     ratios = _figures("benchmark/suite.json")
     assert _row("logistic regression, 40,000")[1:] == [
