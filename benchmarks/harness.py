@@ -77,14 +77,14 @@ def versions(**packages: str) -> dict[str, str]:
     return found
 
 
-def commit() -> str:
-    """The short hash of this checkout, with "-dirty" for changes that are not committed."""
+def commit(checkout: pathlib.Path = pathlib.Path(__file__).parent) -> str:
+    """The short hash of a checkout, with "-dirty" for changes that are not committed."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude", "*"],
         capture_output=True,
         text=True,
         check=False,
-        cwd=pathlib.Path(__file__).parent,
+        cwd=checkout,
     )
     return described.stdout.strip()
 
