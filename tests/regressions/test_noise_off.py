@@ -27,9 +27,10 @@ WIDE_OF_CENSORED = 20.0
 # With which a plan has the same noise, or the least that it can have.
 EPSILON = 1e5
 EPSILON_OF = dict.fromkeys(WIDE_OF, 8e5)
-# Twins move the means of one fit by .05 standard deviations, and those of three by .03. Where all
-# outcomes are enumerated there are no twins.
+# Twins move the means of one fit by .05 standard deviations (.07 where counts are inflated and
+# dispersed), and those of three by .03. Where all outcomes are enumerated there are no twins.
 SEEDS = (2, 3, 4)
+SEEDS_OF = {"zero_inflated_negative_binomial": (2, 3, 4, 5, 6, 7)}
 ENUMERATED = ("bernoulli", "categorical", "ordinal")
 # The spread of squared scores is taken at the schema's records. Without a clip it is that of a few
 # records that are unlike them: in these data z is -3 by the check and -1.5 by simulation.
@@ -197,7 +198,7 @@ def check_agrees(family, without_clip):
     without_clip(WIDE_OF.get(family, WIDE))
     formula, schema = asked(family)
     epsilon = EPSILON_OF.get(family, EPSILON)
-    seeds = SEEDS[:1] if family in ENUMERATED else SEEDS
+    seeds = SEEDS[:1] if family in ENUMERATED else SEEDS_OF.get(family, SEEDS)
     tables = [
         fitted(formula, data, family, schema, epsilon=epsilon, seed=seed).summary()
         for seed in seeds
