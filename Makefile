@@ -141,16 +141,16 @@ bench-calibration: $(STAMP) ## Do private intervals cover? 200 simulated data se
 	touch $@
 
 .PHONY: dist
-dist: $(STAMP) ## Wheel, sdist and bill of materials, into dist/; each is installed afresh, and the README runs
+dist: $(STAMP) ## Wheel, sdist and bill of materials, into dist/; each is installed afresh, and README and regression guide run
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --outdir dist
 	rm -rf build *.egg-info
 	$(BIN)/python .ci/check_sdist.py dist/*.tar.gz
 	@set -e; for file in dist/*; do \
-		echo "make: the README with $$file, in an environment of its own"; \
+		echo "make: README and regression guide with $$file, in an environment of its own"; \
 		rm -rf .venv-dist; $(BIN)/python -m venv .venv-dist; \
 		.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check "$$file[$(DIST_EXTRAS)]"; \
-		.venv-dist/bin/python .ci/run_readme.py README.md >/dev/null; \
+		MPLBACKEND=Agg .venv-dist/bin/python .ci/run_readme.py README.md docs/regression.md >/dev/null; \
 	done
 	$(BIN)/python -m venv $(SBOM)
 	$(SBOM)/bin/python -m pip install --quiet --disable-pip-version-check -r packaging/sbom.txt

@@ -1,6 +1,7 @@
 """Calibration of families of outcomes in awkward units: coverage and warnings of their intervals.
 
-    python benchmarks/families.py [--families NAME ...] [--num 100] [--quick] [--out FOLDER]
+    python benchmarks/families.py [--families NAME ...] [--epsilons 1 3] [--num 100] [--quick]
+        [--out FOLDER]
 
 Covariates are uncentred years, skewed dollars and a level that one record in 20 has, where the
 schema says one in three. `dpvi.rehearse_regression` simulates data sets of one truth and fits each
@@ -43,6 +44,10 @@ SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0
 # Of a score that is 0 at 50 years and 45,000 dollars.
 START = -50 * SLOPES["age"] - 45000 * SLOPES["income"]
 UNIT = 8000.0
+WORDS = ["no", "low", "high"]
+TRIALS = {"type": "integer", "lower": 0, "upper": 40}
+# Thresholds of an ordinal outcome at the score 0.
+CUTS = {"threshold[no|low]": -0.5, "threshold[low|high]": 1.0}
 
 
 def positive(upper, typical):
@@ -55,6 +60,17 @@ def counts(upper, typical):
 
 # Each family's outcome, intercept at the score 0, and parameters of its own.
 FAMILIES = {
+    "normal": (
+        {"type": "continuous", "lower": -50000.0, "upper": 150000.0},
+        30000.0,
+        {"sigma": 9000.0},
+    ),
+    "bernoulli": ({"type": "binary"}, 0.0, {}),
+    "binomial": (TRIALS, 0.0, {}),
+    "poisson": (counts(300, [3.0, 3.0]), 0.5, {}),
+    "negative_binomial": (counts(900, [3.0, 5.0]), 0.5, {"alpha": 1.0}),
+    "categorical": ({"type": "categorical", "categories": WORDS}, 0.0, {}),
+    "ordinal": ({"type": "categorical", "categories": WORDS}, 0.0, CUTS),
     "student": (
         {"type": "continuous", "lower": -5e5, "upper": 5e5, "typical": [30000.0, 12000.0]},
         30000.0,
@@ -95,13 +111,23 @@ def covariates(seed=0):
 def truth(name):
     """Returns true parameters in the units of the formula."""
     _, intercept, own = FAMILIES[name]
-    unit = UNIT if name == "student" else 1.0
+    unit = UNIT if name in ("normal", "student") else 1.0
     slopes = {label: unit * value for label, value in SLOPES.items()}
-    return {"Intercept": intercept + unit * START, **slopes, **own}
+    if name == "ordinal":
+        return {**slopes, **{label: cut - START for label, cut in own.items()}}
+    score = {"Intercept": intercept + unit * START, **slopes}
+    if name == "categorical":
+        first = {f"low: {label}": value for label, value in score.items()}
+        return {**first, **{f"high: {label}": -value for label, value in score.items()}}
+    return {**score, **own}
 
 
 def asked(name):
     """Returns the formula, the family, the schema and the covariates of a cell."""
+    if name == "binomial":
+        trials = np.random.default_rng(1).integers(0, 21, NUM_ROWS)
+        formula, schema = FORMULA.replace("y ~", "p(y, n) ~"), {"y": TRIALS, "n": TRIALS}
+        return formula, name, {**schema, **COVARIATES}, {**covariates(), "n": trials}
     if name not in CENSORED:
         return FORMULA, name, {"y": FAMILIES[name][0], **COVARIATES}, covariates()
     family = CENSORED[name]
@@ -114,7 +140,7 @@ def asked(name):
     return formula, family, {**schema, **COVARIATES}, {**covariates(), "until": until}
 
 
-def study(name, size, num, seed, folder):
+def study(name, size, num, seed, folder, epsilons=EPSILONS):
     """Returns the figures of a family's cells, after running what its file lacks."""
     formula, family, schema, rows = asked(name)
     rehearsal = dpvi.rehearse_regression(
@@ -122,7 +148,7 @@ def study(name, size, num, seed, folder):
         family,
         schema,
         num_records=size,
-        epsilon=EPSILONS,
+        epsilon=epsilons,
         delta=DELTA,
         truth=truth(family),
         num=num,
@@ -132,7 +158,7 @@ def study(name, size, num, seed, folder):
         path=folder / f"{name}-{size}-{seed}.json",
         verbose=0,
     )
-    return [{"family": name, "seed": seed, **cell(rehearsal, size, each)} for each in EPSILONS]
+    return [{"family": name, "seed": seed, **cell(rehearsal, size, each)} for each in epsilons]
 
 
 def cell(rehearsal, size, epsilon):
@@ -189,6 +215,7 @@ def main():
     parser.add_argument(
         "--families", nargs="*", default=list(FAMILIES), choices=[*FAMILIES, *CENSORED]
     )
+    parser.add_argument("--epsilons", nargs="*", type=float, default=EPSILONS)
     parser.add_argument("--num", type=int, default=100)
     parser.add_argument("--records", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=2026)
@@ -206,8 +233,9 @@ def main():
     rows = []
     for name in arguments.families:
         num = QUICK if arguments.quick else arguments.num
-        rows += study(name, arguments.records, num, arguments.seed, folder)
-        print(json.dumps(rows[-len(EPSILONS) :]), flush=True)
+        epsilons = tuple(arguments.epsilons)
+        rows += study(name, arguments.records, num, arguments.seed, folder, epsilons)
+        print(json.dumps(rows[-len(epsilons) :]), flush=True)
         result = {"cells": rows, "level": LEVEL, "delta": DELTA, **about}
         (arguments.out / "families.json").write_text(json.dumps(result, indent=1) + "\n")
         (arguments.out / "families.txt").write_text(table(rows))

@@ -152,12 +152,20 @@ def test_groups_are_passed_as_each_arviz_takes_them(version):
             passed["args"] = args
             passed["kwargs"] = kwargs
 
-    groups = {"posterior": {"w": np.zeros((4, 5))}}
+    groups = {"posterior": {"w": np.zeros((4, 5))}, "prior": {"w": np.ones((4, 5))}}
     from_groups(Arviz, groups)
     if version.startswith("0"):
         assert passed == {"args": (), "kwargs": groups}
     else:
         assert passed == {"args": (groups,), "kwargs": {}}
+
+
+def test_a_name_may_have_a_slash():
+    """The level of a ward, or `{age / income}` in a formula; ArviZ 1 keeps slashes for paths."""
+    data = from_groups(az, {"posterior": {"ward[A/B]": np.zeros((4, 5)), "b": np.ones((4, 5))}})
+    names = ["ward[A\N{DIVISION SLASH}B]" if ONE else "ward[A/B]", "b"]
+    assert set(data.posterior.data_vars) == set(names)
+    assert set(az.summary(data, kind="stats").index) == set(names)
 
 
 def test_loo_on_private_records_is_refused_with_its_price(model):

@@ -5,9 +5,10 @@ import json
 import families
 import numpy as np
 import pytest
-from support.regressions import FORMULA, OUTCOMES, SLOPES, simulated
+from support.regressions import OUTCOMES, SLOPES, asked, simulated
 
 from tfp_dpvi.regressions.fit import described
+from tfp_dpvi.regressions.outcomes import FAMILIES
 from tfp_dpvi.rehearsal.result import Rehearsal
 
 pytest.importorskip("formulae")
@@ -42,11 +43,35 @@ def test_a_cell_is_judged_by_its_coverage_and_its_warnings():
 
 @pytest.mark.parametrize("name", families.FAMILIES)
 def test_cells_are_those_of_the_tests_of_maximum_likelihood(name):
-    schema = {"y": families.FAMILIES[name][0], **families.COVARIATES}
-    design, parts = described(families.FORMULA, name, schema)
-    assert (families.FORMULA, families.SLOPES) == (FORMULA, SLOPES)
-    assert design.schema.columns["y"].upper == OUTCOMES[name].upper
-    assert set(families.truth(name)) == set(parts.names_of_model(design))
+    formula, _, schema, rows = families.asked(name)
+    design, parts = described(formula, name, schema)
+    assert (formula, families.SLOPES) == (asked(name)[0], SLOPES)
+    outcome = design.schema.columns["y"]
+    assert type(outcome) is type(OUTCOMES[name])
+    assert getattr(outcome, "upper", None) == getattr(OUTCOMES[name], "upper", None)
+    assert getattr(outcome, "categories", None) == getattr(OUTCOMES[name], "categories", None)
+    names = set(parts.names_of_model(design))
+    if name == "ordinal":
+        names = names - {"Intercept", "gaps"} | {"threshold[no|low]", "threshold[low|high]"}
+    assert set(families.truth(name)) == names
+    assert len(design.rows(rows).common) == families.NUM_ROWS
+
+
+def test_every_family_has_a_cell():
+    assert set(families.FAMILIES) == set(FAMILIES)
+
+
+def test_the_score_of_a_levels_cell_is_0_at_50_years_and_45000_dollars():
+    """Each level has the score of the tests: of "high" it is the other one's with minus."""
+    truth = families.truth("categorical")
+    for start, sign in (("low: ", 1.0), ("high: ", -1.0)):
+        score = truth[start + "Intercept"] + 50 * truth[start + "age"]
+        assert score + 45000 * truth[start + "income"] == pytest.approx(0.0, abs=1e-12)
+        assert truth[start + "age"] == sign * SLOPES["age"]
+    ordinal = families.truth("ordinal")
+    score = 50 * ordinal["age"] + 45000 * ordinal["income"]
+    assert ordinal["threshold[no|low]"] - score == pytest.approx(-0.5)
+    assert ordinal["threshold[low|high]"] - score == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("name", families.CENSORED)

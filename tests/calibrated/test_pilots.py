@@ -5,6 +5,7 @@ import pytest
 
 import tfp_dpvi as dpvi
 from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.data import Binary, Categorical, Integer, Schema
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, ScoringOptimizer
 
 TARGET = {"epsilon": 8.0, "delta": 1e-5}
@@ -229,6 +230,22 @@ def test_inputs_of_a_pilot_are_missed_in_a_file_and_outlive_refused_ones():
     model.fit(x, y, **steps)
     assert np.std(model._model.centred.scoring.likelihood.inputs) > 5.0
     assert model.optimizer.get_config()["with_inputs"]
+
+
+def test_a_pilot_takes_a_schema_of_the_inputs():
+    schema = Schema({"age": Integer(17, 90), "smokes": Binary(share=0.2)})
+    invented = np.stack(list(schema.simulate(1000).values()), axis=1).astype("float32")
+
+    def likelihood(params, x):
+        return tfd.Normal(tf.linalg.matvec(x / [90.0, 1.0], params), 1.0)
+
+    prior = tfd.Sample(tfd.Normal(0.0, 1.0), 2)
+    model, other = (dpvi.DPVI(prior, likelihood, seed=3) for _ in range(2))
+    settings = dpvi.pilot(model, schema, num_records=NUM, **TARGET)
+    assert settings == dpvi.pilot(other, invented, num_records=NUM, **TARGET)
+    with pytest.raises(ValueError, match="'ward', a Categorical: code it as Binary") as refused:
+        dpvi.pilot(model, Schema({"ward": Categorical(["a", "b"])}), num_records=NUM, **TARGET)
+    assert len(str(refused.value).splitlines()) <= 2
 
 
 def test_inputs_that_another_model_had_are_missed(caplog):

@@ -140,6 +140,13 @@ def test_terms_with_a_schema_come_back_from_a_file(tmp_path):
     assert len(again.likelihood) == 8
 
 
+def test_a_hospitals_report_says_what_was_taken_to_be_public(refiner):
+    hospital = Hospital(study(**COLUMNS), TABLE, name="A", epsilon=1.0, rounds=2, refiner=refiner)
+    assert hospital.privacy_report().schema == str(SCHEMA)
+    x, y = EXAMPLE
+    assert Hospital(study(), x, y, name="A", epsilon=1.0, rounds=2).privacy_report().schema is None
+
+
 def test_a_refused_task_costs_nothing_and_names_the_field():
     x, y = EXAMPLE
     hospital = Hospital(study(), x, y, name="A", epsilon=1.0, rounds=2)

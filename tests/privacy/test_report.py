@@ -1,5 +1,6 @@
 """The report and the epsilon curve."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -125,6 +126,15 @@ def test_unconfirmed_steps_are_told():
     ledger = PrivacyLedger()
     ledger.reserve(PLAN, 30)
     assert "30 were reserved but not confirmed" in " ".join(str(_report(ledger)).split())
+
+
+def test_the_schema_is_said_where_there_is_one():
+    report = dataclasses.replace(_report(), schema="age: 17 to 90 years\nsex: binary")
+    title = "Taken to be public, whatever the records say:"
+    assert title not in str(_report())
+    assert f"{title}\n  * age: 17 to 90 years.\n  * sex: binary." in str(report)
+    assert report.to_json()["schema"] == report.schema
+    assert _report().to_json()["schema"] is None
 
 
 def test_declared_records():

@@ -1,5 +1,10 @@
 """A record's design row is a function of that record and the schema alone."""
 
+import contextlib
+import inspect
+import itertools
+import string
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +13,18 @@ from tfp_dpvi.data import Binary, Categorical, Continuous, Date, Integer, Schema
 
 formulae = pytest.importorskip("formulae")
 
+from formulae.scanner import Scanner  # noqa: E402
+from formulae.transforms import TRANSFORMS as FUNCTIONS  # noqa: E402
+
 from tfp_dpvi.regressions import Design  # noqa: E402
+from tfp_dpvi.regressions.design import CATEGORIES, PLAIN, TRANSFORMS  # noqa: E402
+from tfp_dpvi.regressions.responses import (  # noqa: E402
+    CENSORED,
+    TRIALS,
+    UFUNCS,
+    calls_of,
+    response_of,
+)
 
 SCHEMA = Schema(
     {
@@ -21,6 +37,9 @@ SCHEMA = Schema(
         "part": Continuous(0.0, 1.0, missing=True),
         "kind": Categorical(["u", "v"], missing=True),
         "when": Date("2020-01-01", "2021-01-01"),
+        "share": Continuous(0.1, 0.9),
+        "trials": Integer(0, 50),
+        "until": Continuous(0.0, 50.0),
     }
 )
 NUM = 40
@@ -46,7 +65,49 @@ ACCEPTED = [
     "y ~ age + (1 | ward:year)",
     "y ~ age + part + kind",
     "y ~ scale(np.log1p(inc))",
+    "y ~ age - 1",
+    "y ~ age / ward + `inc`",
+    "y ~ ward / age",
+    "y ~ ward * age - age",
+    "y ~ {ward == 'A[1]'} + {ward == \"A\"} + {age != 40} + {age >= 30} + {age < 60} + {age <= 50}",
+    "y ~ {-age} + {+inc} + {age - inc} + {2 * age}",
+    "y ~ {True + age}",
+    "y ~ age + (1 | ward / year)",
+    "y ~ age + (1 | ward * sex)",
+    "y ~ age + (0 + 1 | ward)",
+    "y ~ bs(age, df=6, degree=2)",
+    "y ~ bs(age, df=5, center=False)",
+    "y ~ bs(age, df=5, intercept=True)",
+    "y ~ bs(age, df=5, lower_bound=10, upper_bound=95)",
+    "y ~ cr(age, knots=knots, lower_bound=10, upper_bound=95, center=False)",
+    "y ~ poly(age, 3, raw=True)",
+    "y ~ S(year, omit=2001)",
+    "np.log1p(y) ~ age",
+    "p(y, trials) ~ age",
+    "prop(y, 50) ~ age",
+    "proportion(y, trials) ~ age + trials",
+    "censored(y, until) ~ age",
+    "censored(y, until) ~ age + until",
+    "censored(y, 40) ~ age",
+    "censored(y, until, 'left') ~ age",
 ]
+# Arguments of accepted functions that no formula may have.
+REFUSED_ARGUMENTS = {
+    ("C", "contrast"): "y ~ C(year, contrast=knots)",
+    ("C", "levels"): "y ~ C(year, levels=knots)",
+    ("S", "levels"): "y ~ S(year, levels=knots)",
+    ("T", "levels"): "y ~ T(year, levels=knots)",
+}
+# Where an operator of formulae may stand.
+PLACES = (
+    "y ~ ward {} sex",
+    "y ~ ({} ward)",
+    "y ~ {}1 + age",
+    "y ~ age + {{part {} share}}",
+    "y ~ age + {{{} share}}",
+    "y ~ age + (1 | ward {} year)",
+    "y ~ (ward + sex) {} 2",
+)
 
 
 def records(seed=3):
@@ -58,28 +119,129 @@ def records(seed=3):
     return data
 
 
-def matrix(rows):
-    return np.concatenate([rows.common, rows.offset[:, None], rows.groups], axis=1)
+def matrix(design, data):
+    """All that a model is told of records by their formula."""
+    rows = design.rows(data)
+    outcome = design.transformed_outcome(np.asarray(data["y"], np.float64))
+    columns = [rows.offset[:, None], outcome[:, None]]
+    parts = [rows.common, *columns, rows.groups, rows.trials, rows.limits]
+    return np.concatenate(parts, axis=1)
 
 
 def design(formula):
     return Design(formula, SCHEMA, missing="indicator", constants={"knots": [30.0, 60.0]})
 
 
+def check_rows(made, data, step=7):
+    """Up to the last bit of a product of matrices, whose order of sums depends on its size."""
+    together = matrix(made, data)
+    assert len(together) == NUM
+    for row in range(0, NUM, step):
+        alone = {name: values[[row]] for name, values in data.items()}
+        np.testing.assert_allclose(matrix(made, alone)[0], together[row], rtol=1e-12, atol=1e-13)
+    others = {name: values[[5, 5, 8]] for name, values in data.items()}
+    np.testing.assert_allclose(matrix(made, others)[2], together[8], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore:'intercept' is deprecated:FutureWarning")
 @pytest.mark.parametrize("formula", ACCEPTED)
 def test_a_row_alone_equals_its_row_in_the_table(formula):
-    """Up to the last bit of a product of matrices, whose order of sums depends on its size."""
+    check_rows(design(formula), records())
+
+
+def spellings():
+    """Returns all signs that formulae's scanner knows, by their kinds."""
+    found = {}
+    pairs = map("".join, itertools.product(string.punctuation, repeat=2))
+    for text in (*string.punctuation, *pairs):
+        with contextlib.suppress(Exception):
+            (token,) = Scanner(text).scan(add_intercept=False)[:-1] or [None]
+            found[token.kind] = text
+    return found
+
+
+def test_each_operator_that_is_accepted_is_a_function_of_one_record():
+    """formulae's scanner says which signs there are: one that is new to it is tried here too."""
+    data, accepted = records(), {}
+    for text in spellings().values():
+        for place in PLACES:
+            try:
+                made = design(place.format(text))
+            except ValueError:
+                continue
+            check_rows(made, data, step=19)
+            accepted.setdefault(place, set()).add(text)
+    compared = {"==", "!=", "<", "<=", ">", ">="}
+    assert accepted == {
+        PLACES[0]: {"+", "-", "*", "/", ":"},
+        PLACES[1]: {"+"},
+        PLACES[2]: {"+", "-"},
+        PLACES[3]: {"+", "-", "*", "/", "**", *compared},
+        PLACES[4]: {"+", "-"},
+        PLACES[5]: {"+", "-", "*", "/", ":"},
+        PLACES[6]: {"**", "-"},
+    }
+
+
+def arguments(formula):
+    """Returns the calls of a formula, each with the names of the arguments that it is given."""
+    description = formulae.model_description(formula)
+    calls = [*calls_of(description), response_of(description)[1]]
+    for call in filter(None, calls):
+        function = FUNCTIONS.get(call.callee)
+        if function is None:
+            yield call.callee, ""
+        else:
+            names = list(inspect.signature(function).parameters)[-10:]
+            yield from ((call.callee, name) for name in names[: len(call.args)])
+            yield from ((call.callee, name) for name in call.kwargs)
+
+
+def test_each_function_and_argument_that_is_accepted_is_in_the_list():
+    known = {*TRANSFORMS, *CATEGORIES, *PLAIN, *TRIALS}
+    used = {pair for formula in ACCEPTED for pair in arguments(formula)}
+    assert (CENSORED, "") in used
+    there = {
+        (name, argument)
+        for name in known
+        for argument in inspect.signature(FUNCTIONS[name]).parameters
+    }
+    assert there - used == set(REFUSED_ARGUMENTS)
+    for formula in REFUSED_ARGUMENTS.values():
+        with pytest.raises(ValueError, match="formula"):
+            design(formula)
+    for name in FUNCTIONS.keys() - known:
+        with pytest.raises(ValueError, match="no function of one record"):
+            design(f"y ~ {name}(age)")
+
+
+def test_each_function_of_numpy_that_is_accepted_is_a_function_of_one_record():
+    """Those of one float that give one number; others are refused."""
+    accepted = []
+    for name, ufunc in vars(UFUNCS).items():
+        term = f"np.{name}({'share + 1' if name in ('acosh', 'arccosh') else 'share'})"
+        if ufunc.nout == 1 and any(kind.startswith("d->") for kind in ufunc.types):
+            accepted.append(term)
+        else:
+            with pytest.raises(ValueError, match="cannot be evaluated"):
+                design(f"y ~ {term}")
+    assert len(accepted) > 40
+    check_rows(design("y ~ " + " + ".join(accepted)), records())
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ("y ~ ward / sex", "y ~ ward + ward:sex"),
+        ("y ~ ward * age - age", "y ~ ward + ward:age"),
+        ("y ~ (ward + sex)**2", "y ~ ward + sex + ward:sex"),
+    ],
+)
+def test_an_operator_is_short_for_the_terms_that_it_stands_for(short, long):
+    """formulae has other columns for records than for its reference where terms share a part."""
     data = records()
-    made = design(formula)
-    together = matrix(made.rows(data))
-    assert len(together) == NUM
-    for row in range(0, NUM, 7):
-        alone = {name: values[[row]] for name, values in data.items()}
-        np.testing.assert_allclose(
-            matrix(made.rows(alone))[0], together[row], rtol=1e-12, atol=1e-13
-        )
-    others = {name: values[[5, 5, 8]] for name, values in data.items()}
-    np.testing.assert_allclose(matrix(made.rows(others))[2], together[8], rtol=1e-12, atol=1e-13)
+    assert design(short).labels == design(long).labels
+    np.testing.assert_array_equal(matrix(design(short), data), matrix(design(long), data))
 
 
 def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
@@ -110,6 +272,16 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
         ("y ~ C(ward)", "write ward instead"),
         ("y ~ (age | ward)", "intercepts"),
         ("y ~ when", "derive a number"),
+        ("when ~ age", "derive a number"),
+        ("y ~ 2 * age", "'2', which the schema lacks"),
+        ("y ~ ward[A]", "for it alone"),
+        ("y ~ age:I(ward['A'])", "for it alone"),
+        ("y ~ (1 | ward[A])", "for it alone"),
+        ("y ~ {age % 2}", "cannot be evaluated"),
+        ("y ~ age % sex + inc", "has % where no term can go on"),
+        ("y ~ age == 40 + inc", "has == where no term can go on"),
+        ("y ~ age) + inc", r"has \) where no term can go on"),
+        ("y ~ age inc", "has inc where no term can go on"),
         ("np.log1p(y) + sex ~ age", "formula"),
         ("y ~ (age || ward)", "use an interaction, x:g"),
         ("y ~ age || ward", "use an interaction, x:g"),

@@ -128,6 +128,25 @@ def test_draws_for_both_versions_of_arviz(poisson, monkeypatch, version):
     assert poisson.to_inference_data()["posterior"]["age"].shape == (4, 1000)
 
 
+@pytest.mark.filterwarnings("ignore:Passing a dict or None as alias_mapping")
+def test_arviz_reads_and_draws_a_regression(poisson, tmp_path):
+    """The ArviZ that is installed: 1 on Python 3.13, and 0.23 on those before it."""
+    az = pytest.importorskip("arviz")
+    pytest.importorskip("matplotlib").use("Agg")
+    data = poisson.to_inference_data()
+    table, found = az.summary(data, kind="stats"), poisson.summary()
+    assert set(table.index) <= set(found.index)
+    for name in SLOPES:
+        assert float(table.loc[name, "mean"]) == pytest.approx(
+            found.loc[name, "mean"], abs=0.1 * found.loc[name, "sd"] + 0.01
+        )
+    if az.__version__.startswith("0"):
+        az.plot_forest(data)[0].figure.savefig(tmp_path / "forest.png")
+    else:
+        az.plot_forest(data).savefig(tmp_path / "forest.png")
+    assert (tmp_path / "forest.png").stat().st_size > 5000
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -123,13 +123,23 @@ def to_inference_data(
 def from_groups(arviz: ModuleType, groups: dict[str, dict[str, np.ndarray]]) -> InferenceData:
     """Returns groups of variables in the container of the ArviZ that is installed.
 
+    Names of variables in ArviZ 1 have a division sign, U+2215, in place of a slash, which its
+    container keeps for paths.
+
     Args:
       arviz: The module.
       groups: By the group's name, arrays of shape [chains, draws, ...] by the variable's name;
         those of "observed_data" have neither chains nor draws.
     """
     if int(arviz.__version__.partition(".")[0]) >= 1:
-        return arviz.from_dict(groups)
+        return arviz.from_dict(
+            {
+                group: {
+                    name.replace("/", "\N{DIVISION SLASH}"): part for name, part in parts.items()
+                }
+                for group, parts in groups.items()
+            }
+        )
     return arviz.from_dict(**groups)
 
 

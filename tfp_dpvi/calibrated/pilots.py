@@ -16,6 +16,7 @@ from tfp_dpvi.calibrated.requirements import CannotPairError, check_settings
 from tfp_dpvi.calibrated.simulation import PairSimulator
 from tfp_dpvi.calibrated.state import Calibration
 from tfp_dpvi.calibrated.window import BURN_IN
+from tfp_dpvi.data import Binary, Continuous, Integer, Schema
 from tfp_dpvi.gradients import Clip, joint_sensitivity
 from tfp_dpvi.optimizers import DPKerasAdamOptimizer, ScoringOptimizer
 from tfp_dpvi.privacy import PoissonSampling, PrivacyPlan, Sensitivity
@@ -95,8 +96,7 @@ class Pilot:
         """
         if not self.scores:
             return self.adam(num_records, **settings)
-        unknown = ", ".join(sorted({*settings} - {"noise_multiplier"}))
-        if unknown:
+        if unknown := ", ".join(sorted({*settings} - {"noise_multiplier"})):
             raise TypeError(
                 f"optimizer: scoring steps have no {unknown}: leave it out, or take `adam`."
             )
@@ -125,7 +125,7 @@ class Pilot:
 
 def pilot(
     model: PairedModel,
-    x: Structure | None = None,
+    x: Structure | Schema | None = None,
     *,
     num_records: int,
     epsilon: float,
@@ -141,8 +141,10 @@ def pilot(
 
     Args:
       model: The model, whose paired clip later uses the simulation.
-      x: Public or synthetic inputs that resemble the private ones, at least ten records; None for
-        models of whole records.
+      x: Public or synthetic inputs that resemble the private ones, at least ten records; or the
+        `Schema` of the inputs, numbers and binary columns in the order in which the likelihood gets
+        them, whose invented records they then are, as in a `Study`. None for models of whole
+        records.
       num_records: The public number N of records of the planned fit.
       epsilon: Its epsilon.
       delta: Its delta.
@@ -166,7 +168,7 @@ def pilot(
         check_settings(model.gradients, model.num_draws)
     except CannotPairError as reason:
         raise ValueError(f'pilot: clipping="paired" does not apply: {reason}.') from reason
-    simulator = PairSimulator(model.bayesian_model, x)
+    simulator = PairSimulator(model.bayesian_model, _inputs(x) if isinstance(x, Schema) else x)
     generator = np.random.default_rng(seed)
     vectors = simulator.pairing.coordinates.prior_draws(
         _NUM_DRAWS, generator.integers(2**31, size=2)
@@ -205,7 +207,23 @@ def pilot(
         return float(np.median([sd for sd in sds if math.isfinite(sd)] or [0.1]))
 
     clip = min((share * median for share in _CLIPS), key=posterior_sd)
-    last = _RELAXATIONS * posterior_sd(clip) / math.sqrt(count)
-    falls_to = min(last / learning_rate, 1.0)
-    scores = model.clipping == "paired" and not simulator.pairing.is_bound
-    return Pilot(clip, learning_rate, falls_to, batch, epochs, scores)
+    falls_to = min(_RELAXATIONS * posterior_sd(clip) / math.sqrt(count) / learning_rate, 1.0)
+    return Pilot(
+        clip,
+        learning_rate,
+        falls_to,
+        batch,
+        epochs,
+        scores=model.clipping == "paired" and not simulator.pairing.is_bound,
+    )
+
+
+def _inputs(schema: Schema) -> np.ndarray:
+    """Returns invented inputs of a schema, float32 [1000, columns]."""
+    for name, column in schema.columns.items():
+        if not isinstance(column, Binary | Continuous | Integer):
+            raise ValueError(
+                f"pilot: x has the column {name!r}, a {type(column).__name__}: code it as Binary "
+                "columns, leave out the outcome, or pass arrays of invented inputs."
+            )
+    return np.stack(list(schema.simulate(1000).values()), axis=1).astype(np.float32)

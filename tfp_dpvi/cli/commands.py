@@ -230,8 +230,11 @@ def _values(result: Regression) -> dict[str, Any]:
         str(name): {str(column): _plain(value) for column, value in row.items()}
         for name, row in result.summary().iterrows()
     }
-    privacy_report = result.model.privacy_report().to_json()
-    return {"coefficients": rows, "warnings": result.warnings, "privacy": privacy_report}
+    return {
+        "coefficients": rows,
+        "warnings": result.warnings,
+        "privacy": result.privacy_report().to_json(),
+    }
 
 
 def _plain(value: float) -> float | None:
@@ -270,7 +273,7 @@ def _synthesize(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         write_table(table, folder / f"table-{number}.csv")
     report = synthesizer.privacy_report()
     values = {"tables": len(sets), "rows": len(sets[0]), "privacy": report.to_json()}
-    return _written(folder, str(report), f"{report}\n\n{schema}", values)
+    return _written(folder, str(report), str(report), values)
 
 
 def _rehearse(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:

@@ -70,7 +70,7 @@ class Columns:
           ValueError: A column is missing or unknown, or has values outside its bounds. The error
             shows none of them.
         """
-        if self._is_table(x):
+        if isinstance(x, dict) or frames.container_of(x) is not None:
             part = self.schema if y is None else self.schema.part(self.inputs)
             part.check_names(x)
             arrays = part.arrays(x)
@@ -89,9 +89,6 @@ class Columns:
         numbers = {name: self._checked(name, values) for name, values in arrays.items()}
         inputs = np.stack([numbers[name] for name in self.inputs], axis=1)
         return inputs, None if self.outcome is None else numbers[self.outcome]
-
-    def _is_table(self, x: Structure) -> bool:
-        return isinstance(x, dict) or frames.container_of(x) is not None
 
     def _checked(self, name: str, values: np.ndarray) -> np.ndarray:
         """Returns a column as numbers within its bounds; a missing value stays one."""

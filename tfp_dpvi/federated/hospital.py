@@ -513,7 +513,7 @@ class Hospital:
         return sum(entry.steps for entry in same)
 
     def privacy_report(self) -> PrivacyReport:
-        """Returns the ledger's report, with the caveats of a study."""
+        """Returns the ledger's report, with the caveats and the schema of a study."""
         caveats: tuple[str, ...] = (
             CAVEATS if self._window is None else (*CAVEATS[:-1], CALIBRATED_CAVEAT)
         )
@@ -522,13 +522,16 @@ class Hospital:
         prices = self.sum_prices
         if self._agreed is not None and prices is not None:
             caveats = (*caveats, _trust_caveat(self._agreed, prices, self.trusts_sum))
-        return PrivacyReport.from_ledger(
-            self.ledger,
-            delta=self.delta,
-            budget_epsilon=self.epsilon,
-            num_records=self.num_records,
-            seeded=self._seeded,
-            caveats=caveats,
+        return dataclasses.replace(
+            PrivacyReport.from_ledger(
+                self.ledger,
+                delta=self.delta,
+                budget_epsilon=self.epsilon,
+                num_records=self.num_records,
+                seeded=self._seeded,
+                caveats=caveats,
+            ),
+            schema=None if self.study.columns is None else str(self.study.columns.schema),
         )
 
 

@@ -57,6 +57,7 @@ class PrivacyReport:
       message_epsilon: Epsilon for who sees the releases that `epsilon` takes to be seen within a
         sum alone, see `PrivacyPlan.summed_over`; None without such releases. The release's
         dictionary then has `summed_over`.
+      schema: What was taken to be public about the columns, a line each; None without a schema.
 
     ```python
     >>> from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
@@ -88,6 +89,7 @@ class PrivacyReport:
     ledger_budget: Json | None = None
     grid_spacing: float | None = None
     message_epsilon: float | None = None
+    schema: str | None = None
 
     @classmethod
     def from_ledger(
@@ -245,6 +247,7 @@ class PrivacyReport:
         for title, items in (
             ("Covered by this guarantee:", _covered(self)),
             ("Not covered:", _not_covered(self)),
+            ("Taken to be public, whatever the records say:", (self.schema or "").splitlines()),
             ("Further remarks:", others),
         ):
             lines += [title] if items else []

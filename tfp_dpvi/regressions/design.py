@@ -8,6 +8,7 @@ each value by itself.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import io
@@ -174,14 +175,30 @@ class Design:
                 "formula has (x || g): group effects are intercepts, (1 | g); for slopes of each "
                 "level use an interaction, x:g."
             )
+        if "[" in re.sub(r"`.*?`|'.*?'|\".*?\"", "", self._right_side):
+            # formulae would take all levels of such a column.
+            raise ValueError(
+                "formula has the level of a covariate, x[level]: write {x == 'level'} for it alone."
+            )
         with _errors(self.formula):
+            parser = self._formulae.parser.Parser(
+                self._formulae.scanner.Scanner(self.formula).scan()
+            )
+            parser.parse()
+            if not parser.at_end():
+                # formulae would leave out what follows.
+                raise ValueError(
+                    f"formula has {parser.peek().lexeme} where no term can go on: write arithmetic "
+                    "and comparisons in braces, such as {x > 3}."
+                )
             return self._formulae.model_description(self.formula)
 
     def _checked_names(self, description: Any, schema: Schema) -> list[str]:
         for name in self.constants:
             if name in schema.columns:
                 raise ValueError(f"constants has {name!r}, which is a column: rename it.")
-        used = sorted(description.var_names - self.constants.keys() - {""})
+        # A number that stands for a term is a name to formulae.
+        used = sorted(map(str, description.var_names - self.constants.keys() - {""}))
         if unknown := [name for name in used if name not in schema.columns]:
             raise ValueError(
                 f"formula uses {', '.join(map(repr, unknown))}, which the schema lacks: it has "
@@ -197,11 +214,10 @@ class Design:
                 )
             for part in term.factor.components:
                 self._check_categories(str(part.name), schema.columns.get(str(part.name)))
-        for name in used:
-            if isinstance(schema.columns[name], Date):
-                raise ValueError(
-                    f"formula uses the date {name!r}: derive a number, such as days since a date."
-                )
+        if dates := [name for name in used if isinstance(schema.columns[name], Date)]:
+            raise ValueError(
+                f"formula uses the date {dates[0]!r}: derive a number, such as days since a date."
+            )
         return [name for name in schema.names if name in used]
 
     def _check_call(self, call: Any, schema: Schema) -> None:
@@ -311,9 +327,11 @@ class Design:
         # Of an outcome of two columns formulae would check the invented ones.
         formula = self._right_side if self._has_two_columns else self.formula
         with _errors(self.formula), np.errstate(all="ignore"):
-            return self._formulae.design_matrices(
-                formula, frame, na_action="error", env=environment
-            )
+            description = self._formulae.model_description(formula)
+            for term in description.common_terms:
+                # Terms of a / b share components, whose columns formulae would then confuse.
+                term.components = copy.deepcopy(getattr(term, "components", []))
+            return self._formulae.matrices.DesignMatrices(description, frame, environment)
 
     # ------------------------------------------------------------------ columns
 
@@ -388,8 +406,12 @@ class Design:
             columns: Any = getattr(data, "columns", data)
             num = len(data[next(iter(columns))])
             none = np.zeros([num, 0])
-            trials, limits = self._trials_of({}, num), self._limits_of({}, num, with_limits)
-            return Rows(none, np.zeros(num), none.astype(np.float32), trials, limits)
+            return Rows(
+                none,
+                np.zeros(num),
+                none.astype(np.float32),
+                *self._trials_and_limits({}, num, with_limits),
+            )
         arrays = self.schema.part(names).arrays(data)
         frame, indicators = self._frame(arrays, names)
         num = len(frame)
@@ -406,22 +428,14 @@ class Design:
         offset = sum((matrix[:, place].sum(axis=1) for place in self._offsets), np.zeros(num))
         result = np.concatenate([matrix[:, self._kept], indicators], axis=1)
         self._check_finite(result, offset)
-        trials, limits = self._trials_of(frame, num), self._limits_of(frame, num, with_limits)
-        return Rows(result, offset, levels, trials, limits)
+        return Rows(result, offset, levels, *self._trials_and_limits(frame, num, with_limits))
 
-    def _trials_of(self, frame: pandas.DataFrame | dict[str, np.ndarray], num: int) -> np.ndarray:
-        if self.trials is None:
-            return np.zeros([num, 0], np.float32)
-        trials = frame[self.trials] if isinstance(self.trials, str) else np.full(num, self.trials)
-        return np.asarray(trials, np.float32)[:, None]
-
-    def _limits_of(
+    def _trials_and_limits(
         self, frame: pandas.DataFrame | dict[str, np.ndarray], num: int, with_limits: bool
-    ) -> np.ndarray:
-        if self.limit is None or not with_limits:
-            return np.zeros([num, 0])
-        at = self.limit.at
-        return np.array(frame[at] if isinstance(at, str) else np.full(num, at), np.float64)[:, None]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns numbers of trials and limits of outcomes, [n, 1] each, or [n, 0] without any."""
+        limit = self.limit.at if self.limit is not None and with_limits else None
+        return _beside(frame, num, self.trials).astype(np.float32), _beside(frame, num, limit)
 
     def _check_finite(self, common: np.ndarray, offset: np.ndarray) -> None:
         for label, values in zip((*self.labels, "offset"), (*common.T, offset), strict=True):
@@ -484,6 +498,15 @@ class Design:
 # ---------------------------------------------------------------------- helpers
 
 
+def _beside(
+    frame: pandas.DataFrame | dict[str, np.ndarray], num: int, at: str | float | None
+) -> np.ndarray:
+    """Returns a column, or a number that is all records', float64 [n, 1]; [n, 0] for None."""
+    if at is None:
+        return np.zeros([num, 0])
+    return np.array(frame[at] if isinstance(at, str) else np.full(num, at), np.float64)[:, None]
+
+
 def _present(values: np.ndarray, absent: np.ndarray) -> np.ndarray:
     """Returns values as objects, None where they are missing."""
     result = values.astype(object)
@@ -513,12 +536,14 @@ def _errors(formula: str) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
-    except ValueError as error:
-        if len(str(error).splitlines()) <= 2 and "formula" in str(error):
-            raise
-        raise _unreadable(formula, error) from None
     except Exception as error:
-        raise _unreadable(formula, error) from None
+        is_ours = isinstance(error, ValueError) and "formula" in str(error)
+        if is_ours and len(str(error).splitlines()) <= 2:
+            raise
+        raise ValueError(
+            f"formula={formula!r} cannot be evaluated ({type(error).__name__}: "
+            f"{check.first_line(error):.150})."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -533,21 +558,12 @@ def _private(formula: str) -> Iterator[None]:
         ) from None
 
 
-def _unreadable(formula: str, error: Exception) -> ValueError:
-    return ValueError(
-        f"formula={formula!r} cannot be evaluated ({type(error).__name__}: "
-        f"{check.first_line(error):.150})."
-    )
-
-
 def _levels(column: Column) -> list[Any]:
     """Returns all levels of a column, or its bounds."""
     if isinstance(column, Categorical):
         return list(column.categories)
     if isinstance(column, Integer) and column.upper - column.lower < MOST_LEVELS:
         return list(range(int(column.lower), int(column.upper) + 1))
-    if isinstance(column, Date):
-        return [np.datetime64(column.as_text(end)) for end in (column.lower, column.upper)]
     if isinstance(column, Numeric):
         return [column.lower, column.upper]
     return [0, 1]

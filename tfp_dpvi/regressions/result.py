@@ -21,7 +21,7 @@ from tfp_dpvi.checking import CheckTable, PrivateChecks
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
-from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows
@@ -211,14 +211,21 @@ class Regression:
         return [*self.parts.kind.choices(unit), *effects]
 
     def report(self) -> str:
-        """Returns the privacy report, the schema, every choice and the warnings, as text."""
-        return "\n\n".join([self._heading(), *self._described(), str(self.model.privacy_report())])
+        """Returns the warnings, every choice and the privacy report with the schema, as text."""
+        return "\n\n".join([self._heading(), *self._described(), str(self.privacy_report())])
+
+    def privacy_report(self, delta: float | None = None) -> PrivacyReport:
+        """Returns the report of the model's ledger, with the schema of the formula's columns.
+
+        Args:
+          delta: As in `DPModel.privacy_report`.
+        """
+        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.design.schema))
 
     def _described(self) -> list[str]:
         """Returns the paragraphs of a report that are not about privacy."""
         return [
             "Warnings: " + ("; ".join(self.warnings) or "none") + ".",
-            "Public, by the schema:\n" + str(self.design.schema),
             "Choices:\n" + "\n".join(f"- {choice}" for choice in self.choices()),
             *([] if self.private_checks is None else [str(self.private_checks)]),
         ]
@@ -588,7 +595,7 @@ class Regression:
         export.write(
             path,
             [predict_signature(self.design, self.parts, self._few_draws, level)],
-            self.model.privacy_report(),
+            self.privacy_report(),
             title=self._heading(),
             overwrite=overwrite,
             texts={"regression.txt": "\n\n".join([repr(self), *self._described()]) + "\n"},

@@ -239,7 +239,7 @@ class Synthesizer:
         codes = self.schema.finest.encode(data)
         check_records(model.rules, self.schema, data)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
-        public = (
+        settings = (
             self.target,
             epsilon,
             delta,
@@ -247,14 +247,16 @@ class Synthesizer:
             noise_multiplier,
             accountant,
             str(neighboring_relation),
+            hashlib.sha256(codes.tobytes()).digest(),
         )
-        settings = (*public, hashlib.sha256(codes.tobytes()).digest())
         paid = self._paid if self._paid.settings == settings else _Paid(settings)
         if not paid.released:
             _check_budget(ledger, epsilon, delta, noise_multiplier, accountant)
-        noise = noise_multiplier
-        if noise is not None:
-            noise = check.non_negative("noise_multiplier", noise)
+        noise = (
+            None
+            if noise_multiplier is None
+            else check.non_negative("noise_multiplier", noise_multiplier)
+        )
         relation = (
             neighboring_relation
             or getattr(ledger, "neighboring_relation", None)
@@ -445,8 +447,8 @@ class Synthesizer:
         return self
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Returns the model's report; see `DPModel.privacy_report`."""
-        return self.model.privacy_report(delta)
+        """Returns the model's report with the schema; see `DPModel.privacy_report`."""
+        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.schema))
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
         layout, num = self.model.layout, self.model.privacy_account.num_records
