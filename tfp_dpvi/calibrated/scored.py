@@ -173,13 +173,15 @@ class ScoredLikelihood:
         Args:
           theta: The coordinates that the likelihood reads, shape [d].
           whitening: W, shape [d, d].
-          released: The mean of what `CentredCurvature` sums, shape [d, d].
+          released: The mean of what `CentredCurvature` sums, shape [d, d]; or of
+            `CentredDiagonal`.
           noise: The noise's standard deviation on its diagonal.
 
         Returns:
-          The moments; None if no weights do, or records have weights of their own.
+          The moments; None if no weights do, or records have weights of their own, or where the
+          diagonal alone is released.
         """
-        if self.pairing.generative or self.max_weight is not None:
+        if self.pairing.generative or self.max_weight is not None or released.ndim == 1:
             return None
         squares = self.moments_at(theta, whitening).diagonals
         rows = balanced_rows(squares, np.diag(released), noise)

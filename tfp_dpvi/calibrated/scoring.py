@@ -599,14 +599,13 @@ class Scoring:
         first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
         second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
         whitening, trusted = self._coordinates
-        balanced = None
+        mean = released.matrix / self.num_records
+        noise = released.matrix_sd / self.num_records
         if trusted:
             simulated = self.likelihood.moments_at(released.theta, whitening)
         else:
-            mean = released.matrix / self.num_records
-            noise = released.matrix_sd / self.num_records
             simulated = self._moments_alike(released.theta, float(np.trace(mean)))
-            balanced = self.likelihood.balanced_moments(released.theta, whitening, mean, noise)
+        balanced = self.likelihood.balanced_moments(released.theta, whitening, mean, noise)
         halves = first, second
         return self.seen_of(released, halves, simulated, whitening, trusted, balanced)
 

@@ -414,8 +414,7 @@ class SeenCurvature:
       intercept: The whitened coordinate of the first intercept.
       weighted: Whether records have unlike weights, so that the variance of scores is not what
         their slope says.
-      balanced: Means at public inputs that are weighted like the private ones, in coordinates of
-        released values; None for the others'.
+      balanced: Means at public inputs that are weighted like the private ones, or None.
 
     Attributes:
       window: The released sums.
@@ -448,11 +447,10 @@ class SeenCurvature:
         size = len(released.theta)
         eye = np.eye(size)
         source = simulated if balanced is None else balanced
-        matrix, slope = num_records * source.matrix, num_records * source.slope
+        kappa = source.scale / np.trace(source.matrix)
+        matrix = num_records * simulated.matrix
         level = np.trace(matrix) / size
-        kappa = source.scale * num_records / np.trace(matrix)
         matrix = matrix + _RIDGE * level * eye
-        slope = slope + _RIDGE * level * eye
         self._is_dense = released.matrix.ndim == 2
         self.stretch = 0.0
         if not self._is_dense:
@@ -469,9 +467,9 @@ class SeenCurvature:
         else:
             # The coordinates are not those of public inputs, whose directions say nothing here.
             mean_scales = np.ones(size)
-            slope = level * symmetric(relative_to(matrix, slope))
             matrix = level * eye
-        matrix, slope = (part * np.outer(mean_scales, mean_scales) for part in (matrix, slope))
+        matrix = matrix * np.outer(mean_scales, mean_scales)
+        root = linalg.cholesky(matrix, lower=True)
         if not self._is_dense:
             released = dataclasses.replace(released, matrix=matrix)
         self._released = released
@@ -491,7 +489,7 @@ class SeenCurvature:
             degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
             log_factor_sd=_LOG_FACTOR_SD,
             kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
-            curvature=slope,
+            curvature=root @ _relative_slope(source) @ root.T,
             alike=_degrees(size, _ALIKE if trusted else _UNTRUSTED_ALIKE),
             intercept=intercept,
         )
@@ -554,6 +552,13 @@ class SeenCurvature:
             mismatch=far,
             weights=released.weights,
         )
+
+
+def _relative_slope(simulated: SimulatedMoments) -> np.ndarray:
+    """Returns the slope in coordinates in which the capped matrix is the identity."""
+    size = len(simulated.matrix)
+    ridge = _RIDGE * np.trace(simulated.matrix) / size * np.eye(size)
+    return symmetric(relative_to(simulated.matrix + ridge, simulated.slope + ridge))
 
 
 def _window_of(
