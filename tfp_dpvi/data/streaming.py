@@ -147,7 +147,6 @@ class RecordSource:
                 _map_of(leaf)[0].madvise(mmap.MADV_RANDOM)
         self._specs = [self._row(number, leaf) for number, leaf in enumerate(self._leaves)]
         self._release()
-        self._libraries = _bytes_of_files()
 
     def _row(self, number: int, leaf: Any) -> np.ndarray:
         row = (
@@ -170,6 +169,8 @@ class RecordSource:
             # The changes that a map of another mode holds would be lost.
             if _is_mapped(leaf) and leaf.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
                 _map_of(leaf)[0].madvise(mmap.MADV_DONTNEED)
+        # Libraries, and files of others.
+        self._held_before = _bytes_of_files()
 
     @property
     def probe(self) -> Records:
@@ -219,7 +220,7 @@ class RecordSource:
         pieces = []
         for start in range(0, len(indices), _PIECE):
             pieces.append(np.asarray(leaf[indices[start : start + _PIECE]]))
-            if _bytes_of_files() - self._libraries > _MOST_HELD:
+            if _bytes_of_files() - self._held_before > _MOST_HELD:
                 self._release()
         return np.concatenate(pieces)
 
