@@ -266,9 +266,9 @@ def sentence(large: dict[str, Any]) -> str:
         f"{large['rows']:,} rows of {large['columns']} floats and a class, "
         f"{large['parquet_gb']:.1f} GB of Parquet, in a process of their own: copied in "
         f"{large['copy_s']:.0f} s, then fitted at {large['records_a_second']:,.0f} records a second;\n"
-        f"the copy's peak of memory was {large['peak_of_copy_mb'] / 1e3:.2f} GB, and the fit held "
-        f"{large['not_of_files_mb'] / 1e3:.2f} GB besides pages of its {large['copy_gb']:.1f} GB of "
-        "records,\nwhich the operating system counts as the process's and takes back when it needs them."
+        f"the copy's peak of memory was {large['peak_of_copy_mb'] / 1e3:.2f} GB, and the fit's "
+        f"{large['peak_mb'] / 1e3:.2f} GB with pages of its {large['copy_gb']:.1f} GB of records,\n"
+        f"{large['not_of_files_mb'] / 1e3:.2f} GB without them."
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from support.logs import no_fallback
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import _tf, keras
@@ -22,6 +23,16 @@ pytestmark = pytest.mark.smoke
 
 IS_CURRENT = keras.__name__.startswith("tf_keras")
 CPU = pathlib.Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+
+#: Ranks, and arguments of `tf.nn.convolution`.
+CONVOLUTIONS = [
+    pytest.param(1, {"padding": "SAME"}, marks=pytest.mark.slow),
+    (2, {"padding": "SAME", "strides": 2}),
+    pytest.param(2, {"padding": "VALID", "dilations": 2}, marks=pytest.mark.slow),
+    pytest.param(2, {"padding": "SAME", "dilations": 2}, marks=pytest.mark.slow),
+    pytest.param(3, {"padding": "VALID"}, marks=pytest.mark.slow),
+    pytest.param(3, {"padding": "SAME", "strides": 2}, marks=pytest.mark.slow),
+]
 
 
 def test_keras_is_the_one_that_tfp_uses():
@@ -351,6 +362,56 @@ for _ in range(20):
                 found = _tf.map_apart(one, tf.range(5))
                 wanted = [np.matmul(x[i], y[i]) for i in range(5)]
                 np.testing.assert_allclose(found, wanted, rtol=1e-10)
+
+    @pytest.mark.parametrize("dtype", ["float32", "float64"])
+    def test_zeros_around_a_tensor_are_zeros_under_xla(self, dtype):
+        """`tf.pad` itself had garbage there in 2 to 20 of 20 calls with float64."""
+        around = [[0, 0], [0, 0], [1, 1], [0, 1], [0, 0]]
+        value = np.random.default_rng(0).normal(size=[5, 2, 9, 8, 4]).astype(dtype)
+        padded = tf.function(lambda x: _tf.pad(x, around), jit_compile=True)
+        for _ in range(20):
+            np.testing.assert_array_equal(padded(tf.constant(value)), np.pad(value, around))
+
+    @pytest.mark.parametrize("mapped", ["images", "kernels", "both"])
+    @pytest.mark.parametrize(("rank", "how"), CONVOLUTIONS)
+    def test_mapped_convolutions_are_those_of_each_element(self, rank, how, mapped):
+        rng = np.random.default_rng(1)
+        images = tf.constant(rng.normal(size=[*[3, 2, 6, 5, 4][: rank + 2], 2]))
+        kernels = tf.constant(rng.normal(size=[*[3, 3, 2, 2][: rank + 1], 2, 3]))
+
+        def one(number):
+            image, kernel = (
+                part[number if mapped in (name, "both") else 0]
+                for name, part in (("images", images), ("kernels", kernels))
+            )
+            with tf.GradientTape() as tape:
+                tape.watch((image, kernel))
+                result = tf.nn.convolution(image, kernel, **how)
+                loss = tf.reduce_sum(tf.sin(result))
+            return [result, *tape.gradient(loss, (image, kernel))]
+
+        alone = tf.function(lambda: [one(number) for number in range(3)], autograph=False)()
+        for compiled in (False, True):
+            whole = tf.function(lambda: _tf.map_apart(one, tf.range(3)), autograph=False)
+            whole = tf.function(whole, jit_compile=True, autograph=False) if compiled else whole
+            with no_fallback():
+                found = whole()
+            for part, wanted in zip(found, zip(*alone, strict=True), strict=True):
+                np.testing.assert_allclose(part, tf.stack(wanted), rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.skipif(not IS_CURRENT, reason="the loop is that of TensorFlow 2.21")
+    def test_tensorflows_map_of_convolutions_is_a_loop(self):
+        """`map_apart`: TensorFlow's own says that it is one."""
+        kernel = tf.ones([1, 1, 1, 1])
+
+        def one(image):
+            with tf.GradientTape() as tape:
+                tape.watch(kernel)
+                loss = tf.reduce_sum(tf.nn.conv2d(image, kernel, 1, "SAME"))
+            return tape.gradient(loss, kernel)
+
+        with pytest.raises(AssertionError, match="while_loop"), no_fallback():
+            tf.vectorized_map(one, tf.ones([2, 1, 3, 3, 1]))
 
     def test_the_map_leaves_nothing_behind(self):
         """Nothing process-wide is changed, within `map_apart` or after it."""

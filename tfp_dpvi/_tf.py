@@ -619,13 +619,32 @@ def _without_dumps(failed: list[str]) -> Iterator[None]:
         logger.removeFilter(shown)
 
 
+def pad(value: tf.Tensor, paddings: Sequence[Sequence[int]]) -> tf.Tensor:
+    """Returns a tensor with zeros around it, as `tf.pad`.
+
+    On a CPU, XLA of TensorFlow 2.21 at times pads float64 with garbage; its concatenation does not.
+
+    Args:
+      value: The tensor.
+      paddings: The numbers of zeros before and after, for each axis.
+    """
+    if value.dtype != tf.float64:
+        return tf.pad(value, paddings)
+    for axis, (before, after) in enumerate(paddings):
+        shape = tf.shape(value)
+        sides = [tf.concat([shape[:axis], [num], shape[axis + 1 :]], 0) for num in (before, after)]
+        low, high = (tf.zeros(side, value.dtype) for side in sides)
+        value = tf.concat([low, value, high], axis)
+    return value
+
+
 def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _Result:
     """Runs `tf.vectorized_map` such that no element reaches another's values.
 
     Assertions of the function are left out: see `without_assertions`.
 
-    Two kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own:
-    see `_convert_segments` and `_convert_product`.
+    Three kinds of operations get a converter of ours, which `tf.vectorized_map` prefers to its own:
+    see `_convert_segments`, `_convert_product` and `_convert_convolution`.
 
     Args:
       function: Maps one element to a structure of tensors.
@@ -668,7 +687,7 @@ def map_apart(function: Callable[[_Element], _Result], elements: _Element) -> _R
             del operation.pfor_converter
 
 
-def _convert_segments(inputs: Any) -> Any:
+def _convert_segments(inputs: Any) -> Structure:
     """Vectorizes a segment sum, the gradient of `tf.gather`.
 
     Ids out of range are made negative, which drops them. TensorFlow (2.21, `parallel_for/pfor.py`)
@@ -686,7 +705,7 @@ def _convert_segments(inputs: Any) -> Any:
     return pfor._pfor_converter_registry[inputs.op_type](inputs)
 
 
-def _convert_product(inputs: Any) -> Any:
+def _convert_product(inputs: Any) -> Structure:
     """Vectorizes `tf.matmul` without broadcasting a batch of matrices.
 
     TensorFlow would turn [1, T, d] x [d, k] into [n, 1, T, d] x [d, k], for which oneDNN
@@ -717,10 +736,52 @@ def _convert_product(inputs: Any) -> Any:
     return pfor.wrap(tf.matmul(x, y), True)
 
 
-_CONVERTERS = dict.fromkeys(
-    ("UnsortedSegmentSum", "UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"),
-    _convert_segments,
-) | {"BatchMatMulV2": _convert_product}
+def _convert_convolution(inputs: Any) -> Structure:
+    """Vectorizes a convolution in which each element has its own kernel, or its kernel's gradient.
+
+    TensorFlow (2.21, `parallel_for/pfor.py`) runs a loop over the elements, and says so for each of
+    them in its log. A convolution and both its gradients are one product of images, kernels,
+    results and, for each axis, of zeros and ones that say which pixel a place of the kernel reads.
+    Nothing is padded: compiled by XLA on CPUs, float64 is padded by what lies in memory.
+    """
+    from tensorflow.python.ops.parallel_for import pfor
+
+    operation, by = inputs.op, re.sub("^Conv.D|V2$", "", inputs.op_type)
+    if by != "BackpropFilter" and not inputs.input(1).is_stacked:
+        return pfor._pfor_converter_registry[f"Conv2D{by}"](inputs)
+    # Images, kernels and results. A gradient's operation has the sizes of what it is by.
+    wanted, tensors = {"BackpropInput": 0, "BackpropFilter": 1}.get(by, 2), [*operation.inputs]
+    tensors[wanted : wanted + 1] = operation.outputs
+    shapes = [part.shape for part in tensors]
+    known = all(shape.is_fully_defined() for shape in shapes)
+    is_last = inputs.get_attr("data_format").endswith(b"C")
+    if not (known and is_last and shapes[0][-1] == shapes[1][-2]):
+        raise pfor.ConversionNotImplementedError("grouped, or channels first.")
+    given = [number for number in range(3) if number != wanted]
+    inputs.stack_inputs(given)
+    parts = [inputs.stacked_input(number) for number in given]
+    chosen = ("pih", "qjw", "rkt")[: shapes[0].rank - 2]
+    letters = ["".join(part) for part in zip(*chosen, strict=True)]
+    names = [f"nb{letters[2]}c", f"n{letters[1]}cd", f"nb{letters[0]}d"]
+    for axis in range(1, shapes[0].rank - 1):
+        stride, rate = (inputs.get_attr(name)[axis] for name in ("strides", "dilations"))
+        read = np.arange(shapes[2][axis])[:, None] * stride + np.arange(shapes[1][axis - 1]) * rate
+        pixels = np.arange(shapes[0][axis])
+        before = max(read.max() - pixels.max(), 0) // 2
+        parts.append(tf.cast(read[..., None] - before == pixels, parts[0].dtype))
+    equation = ",".join([*(names[number] for number in given), *chosen])
+    return pfor.wrap(tf.einsum(f"{equation}->{names[wanted]}", *parts), True)
+
+
+_CONVERTERS = {
+    **{f"UnsortedSegment{kind}": _convert_segments for kind in ("Sum", "Max", "Min", "Prod")},
+    "BatchMatMulV2": _convert_product,
+    **{
+        f"Conv{kind}{by}": _convert_convolution
+        for kind, version in (("2D", ""), ("3D", "V2"))
+        for by in ("", f"BackpropInput{version}", f"BackpropFilter{version}")
+    },
+}
 
 
 def layers_of(model: object) -> list[Layer]:

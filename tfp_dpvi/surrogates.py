@@ -16,7 +16,7 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Structure, function_of_model, joint_bijector, tf, tfd, tfp
+from tfp_dpvi._tf import Structure, function_of_model, joint_bijector, pad, tf, tfd, tfp
 
 __all__ = ["WishartTriL", "asvi", "full_rank", "mean_field"]
 
@@ -306,7 +306,7 @@ def full_rank(
         lower = tf.Variable(tf.zeros([size * (size - 1) // 2], dtype), name=f"{name}_lower")
 
         def tril(lower: tf.Variable) -> tf.Tensor:
-            below = tf.pad(tfp.math.fill_triangular(lower), [[1, 0], [0, 1]]) / np.sqrt(size)
+            below = pad(tfp.math.fill_triangular(lower), [[1, 0], [0, 1]]) / np.sqrt(size)
             return tf.convert_to_tensor(scale)[:, tf.newaxis] * (below + tf.eye(size, dtype=dtype))
 
         factor = tfp.util.DeferredTensor(lower, tril, shape=[size, size], also_track=scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -253,11 +254,29 @@ def test_lazy_arrays_are_copied_by_whole_chunks(hdf5, monkeypatch, caplog):
     assert "dpvi.data.Copied(x, y) copies the records once" in caplog.text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says how much is in memory")
+def test_rows_of_a_large_file_are_read_in_bounded_memory(tmp_path, monkeypatch):
+    """Linux maps megabytes around each row that is in its cache: a batch would map the whole file."""
+    monkeypatch.setattr(streaming, "_MOST_HELD", 2**22)
+    monkeypatch.setattr(streaming, "_PIECE", 4)
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", "float32", (2**16, 256))
+    x[::1000] = 1.0
+    x.flush()
+    del x
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    source = streaming.RecordSource(mapped, None, None, np.dtype("float32"))
+    before = streaming._bytes_of_files()
+    rows = source.take(np.arange(0, 2**16, 250), 263)["x"]
+    assert rows[::4].all()
+    assert not rows[1::4].any()
+    assert streaming._bytes_of_files() - before < 2**24  # Of 2**26.
+
+
 def test_pages_that_were_read_are_given_back(tmp_path, monkeypatch):
     """They would count as memory of the process: in time the whole file."""
     given = []
     advise = streaming.RecordSource._release
-    monkeypatch.setattr(streaming, "_MOST_TOUCHED", 50)
+    monkeypatch.setattr(streaming, "_MOST_HELD", -(2**40))
     monkeypatch.setattr(streaming.RecordSource, "_release", lambda self: given.append(advise(self)))
     np.save(tmp_path / "x.npy", X)
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")

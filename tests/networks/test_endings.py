@@ -123,6 +123,35 @@ def test_random_weights_are_drawn_without_a_loop_over_records():
     assert model.num_releases > 0
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [tfpl.Convolution1DReparameterization(2, 2, activation="relu"), L.Flatten()],
+        pytest.param(
+            [
+                L.Reshape([3, 1, 1]),
+                tfpl.Convolution2DReparameterization(2, 2, padding="same", strides=2),
+                tfpl.Convolution2DReparameterization(2, 2, padding="same"),
+                L.Flatten(),
+            ],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [L.Reshape([3, 1, 1, 1]), tfpl.Convolution3DReparameterization(2, 1), L.Flatten()],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param([L.Conv1DTranspose(2, 2), L.Flatten()], marks=pytest.mark.slow),
+        pytest.param([L.SeparableConv1D(2, 2), L.Flatten()], marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_of_a_convolutions_weights_are_computed_without_a_loop(layers):
+    model = model_of(L.Reshape([3, 1]), *layers, L.Dense(1), loss="mse")
+    with no_fallback():
+        model.fit(X, Y, **QUIET)
+    assert model.num_releases > 0
+
+
 def test_outcomes_of_another_shape_would_broadcast_and_are_refused():
     model = model_of(L.Dense(2), tfpl.IndependentNormal(1))
     with pytest.raises(ValueError, match=r"y has shape \(3,\) a record"):

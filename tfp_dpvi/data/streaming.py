@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import mmap
+import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ RESIDENT_BYTES = 2**31
 _AHEAD = 8  # Steps whose rows the operating system prefetches.
 _READY = 4  # Batches that are ready before the loop needs them.
 _FAST_ROW = 1e-5  # Seconds for a row that needs no disk.
-_MOST_TOUCHED = 2**14  # Rows, each of a page or more, before pages are given back.
+_MOST_HELD = 2**28  # Bytes of mapped files in memory, from which on their pages are given back.
+_PIECE = 256  # Rows of a mapped file that are read at a time: Linux may map 2 MB around each.
 
 
 def is_source(value: Any) -> bool:
@@ -138,13 +140,13 @@ class RecordSource:
         self._leaves = [_readable(leaf) for leaf in leaves]
         _warn_of_slow(self._leaves)
         self._dtype = np.dtype(dtype)
-        # Whether the last rows were in memory, and how many were read since pages were given back.
+        # Whether the last rows were in memory.
         self._fast = False
-        self._touched = 0
         for leaf in filter(_is_mapped, self._leaves):
             if hasattr(mmap, "MADV_RANDOM"):
                 _map_of(leaf)[0].madvise(mmap.MADV_RANDOM)
         self._specs = [self._row(number, leaf) for number, leaf in enumerate(self._leaves)]
+        self._release()
 
     def _row(self, number: int, leaf: Any) -> np.ndarray:
         row = (
@@ -163,11 +165,12 @@ class RecordSource:
 
         They would count as memory of this process, and are soon all of a file.
         """
-        self._touched = 0
         for leaf in self._leaves:
             # The changes that a map of another mode holds would be lost.
             if _is_mapped(leaf) and leaf.mode == "r" and hasattr(mmap, "MADV_DONTNEED"):
                 _map_of(leaf)[0].madvise(mmap.MADV_DONTNEED)
+        # Libraries, and files of others.
+        self._held_before = _bytes_of_files()
 
     @property
     def probe(self) -> Records:
@@ -208,10 +211,18 @@ class RecordSource:
         start = time.perf_counter()
         leaves = [self._read(number, indices, rows) for number in range(len(self._leaves))]
         self._fast = time.perf_counter() - start < _FAST_ROW * len(indices)
-        self._touched += len(indices)
-        if self._touched > _MOST_TOUCHED:
-            self._release()
         return tf.nest.pack_sequence_as(self._parts, leaves)
+
+    def _rows_of(self, leaf: Any, indices: np.ndarray) -> np.ndarray:
+        """Returns rows of a leaf; those of a mapped file are read a few at a time."""
+        if not _is_mapped(leaf):
+            return np.asarray(leaf[indices])
+        pieces = []
+        for start in range(0, len(indices), _PIECE):
+            pieces.append(np.asarray(leaf[indices[start : start + _PIECE]]))
+            if _bytes_of_files() - self._held_before > _MOST_HELD:
+                self._release()
+        return np.concatenate(pieces)
 
     def _read(self, number: int, indices: np.ndarray, rows: int) -> np.ndarray:
         leaf, spec = self._leaves[number], self._specs[number]
@@ -222,7 +233,7 @@ class RecordSource:
             # Files are read fastest in increasing order; batches of a fixed size are drawn in
             # another.
             order = np.argsort(indices)
-            rows_read = np.asarray(leaf[indices[order]])
+            rows_read = self._rows_of(leaf, indices[order])
         except Exception as error:
             # The message shows neither the error's text, which may show a record, nor the rows,
             # which are the secret sample.
@@ -242,6 +253,15 @@ class RecordSource:
             )
         filled[order] = rows_read
         return filled
+
+
+def _bytes_of_files() -> int:
+    """Returns how much of mapped files counts as this process's memory; 0 where nothing says it."""
+    try:
+        pages = pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[2]
+    except OSError:
+        return 0
+    return int(pages) * mmap.PAGESIZE
 
 
 def _readable(leaf: Any) -> Any:

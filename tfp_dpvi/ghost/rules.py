@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tfp_dpvi._tf import Layer, keras, tf
+from tfp_dpvi._tf import Layer, keras, pad, tf
 from tfp_dpvi.ghost.contributions import Contribution, Direct, Lookup, Outer
 
 ByVariable = list[tuple[tf.Variable, Contribution]]
@@ -224,7 +224,7 @@ def _convolution(layer: Layer, call: Callable[..., tf.Tensor], inputs: tf.Tensor
     def kernel_contribution(gradient: tf.Tensor, by_record: ByRecord) -> Contribution:
         images = inputs
         if layer.padding == "causal":
-            images = tf.pad(inputs, [[0, 0], [rates[0] * (sizes[0] - 1), 0], [0, 0]])
+            images = pad(inputs, [[0, 0], [rates[0] * (sizes[0] - 1), 0], [0, 0]])
         padding = "VALID" if layer.padding == "causal" else layer.padding.upper()
         if rank == 2 and strides == rates == (1, 1) and shape[3] < shape[2]:
             return _by_patches_of_gradients(shape, images, gradient, padding, by_record)
@@ -270,7 +270,7 @@ def _by_channels(
         pads.append([before, num * strides[axis] - size - before])
         blocks += [num, strides[axis]]
     images = tf.reshape(
-        tf.pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels]
+        pad(tf.cast(inputs, gradient.dtype), [[0, 0], *pads, [0, 0]]), [-1, *blocks, channels]
     )
     # Strides first: what a place of the kernel sees is one block.
     images = tf.transpose(images, [2, 4, 0, 1, 3, 5])
@@ -358,7 +358,7 @@ def _by_patches_of_gradients(
         [size // 2 if same else size - 1, (size - 1) // 2 if same else size - 1]
         for size in (height, width)
     ]
-    padded = tf.pad(gradient, [[0, 0], *pads, [0, 0]])
+    padded = pad(gradient, [[0, 0], *pads, [0, 0]])
     left = by_record(images)
     right = by_record(_patches(padded, (height, width), (1, 1), (1, 1), "VALID"))
     values = tf.reshape(

@@ -8,7 +8,7 @@ import numpy as np
 
 from tfp_dpvi import _random
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import tf
+from tfp_dpvi._tf import pad, tf
 from tfp_dpvi.privacy import PoissonSampling
 from tfp_dpvi.sampling.base import Body, Carry, Sampler
 
@@ -49,7 +49,7 @@ def partial_sums(gaps: tf.Tensor) -> tf.Tensor:
     count = int(gaps.shape[0])
     width = math.ceil(math.sqrt(count))
     rows = math.ceil(count / width)
-    padded = tf.pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]])
+    padded = pad(tf.cast(gaps, tf.float64), [[0, rows * width - count]])
     table = tf.reshape(padded, [rows, width])
     within = tf.linalg.matmul(table, tf.constant(np.triu(np.ones([width, width]))))
     before = tf.linalg.matvec(tf.constant(np.tril(np.ones([rows, rows]), -1)), within[:, -1])
