@@ -355,7 +355,16 @@ def variance_in_window(share_twins, rate, expected):
     return curvatures_of(share_twins, rate, expected).window.simulation * 2.0
 
 
-def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=True):
+def simulated(expected, variance=0.0):
+    """Moments at public inputs whose matrix is the identity."""
+    eye = np.eye(2)
+    return SimulatedMoments(
+        eye, 2.0, eye, eye, 2.0, expected, np.full(2, variance), variance, np.zeros([0, 2]), 1.0,
+        *[np.zeros(0)] * 2, SimulatedWider(2.0, 2.0, expected),
+    )  # fmt: skip
+
+
+def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=True, balanced=None):
     """Draws of the curvature, of public inputs whose matrix is the identity."""
     eye = np.eye(2)
     sums = ReleasedSums(
@@ -370,12 +379,8 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
         *[noise] * 6,
         rate,
     )
-    moments = SimulatedMoments(
-        eye, 2.0, eye, eye, 2.0, expected, np.zeros(2), 0.0, np.zeros([0, 2]), 1.0,
-        *[np.zeros(0)] * 2, SimulatedWider(2.0, 2.0, expected),
-    )  # fmt: skip
     return SeenCurvature(
-        sums, moments, eye,
+        sums, simulated(expected), eye,
         num_records=NUM,
         # The capped matrix has at most its square as a trace, for each record.
         clip=2.0,
@@ -385,7 +390,20 @@ def curvatures_of(share_twins, rate, expected, matrix=None, noise=1.0, trusted=T
         halves=(np.zeros(2), np.zeros(2)),
         half_variance=4.0,
         generator=np.random.default_rng(0),
+        balanced=balanced,
     ).draw()  # fmt: skip
+
+
+def test_what_outcomes_vary_by_is_that_at_inputs_weighted_like_the_private_ones():
+    """Else a likelihood that fits seems to have an excess, or one that does not seems to fit."""
+    before, after = (
+        curvatures_of(0, 1.0, 1.0, balanced=balanced) for balanced in (None, simulated(1.5, 4.0))
+    )
+    assert after.window.simulation / before.window.simulation == pytest.approx(1.5)
+    assert after.lack_of_fit.expected / before.lack_of_fit.expected == pytest.approx(1.5)
+    grown = after.lack_of_fit.variance - before.lack_of_fit.variance
+    assert grown == pytest.approx(4.0 * NUM)
+    np.testing.assert_allclose(after.lack_of_fit.slope, 4.0 * NUM)
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.2 * NUM, 2.0 * NUM])

@@ -280,7 +280,6 @@ def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
     if prior.curvature is None:
         return matrices
     relative = relative_to(prior.matrix, prior.curvature)
-    relative *= np.trace(prior.matrix) / np.trace(prior.curvature)
     roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(relative)) * np.trace(prior.matrix))
     shaped = roots @ relative @ np.swapaxes(roots, 1, 2)
     # What was cut in all directions together is released.

@@ -441,12 +441,12 @@ class SeenCurvature:
         weighted: bool = False,
         balanced: SimulatedMoments | None = None,
     ) -> None:
-        self._simulated, self._generator = simulated, generator
+        self._generator = generator
         self._num_records, self._ranking = num_records, ranking
         self._trusted, self._weighted = trusted, weighted
         size = len(released.theta)
         eye = np.eye(size)
-        source = simulated if balanced is None else balanced
+        self._source = source = simulated if balanced is None else balanced
         kappa = source.scale / np.trace(source.matrix)
         matrix = num_records * simulated.matrix
         level = np.trace(matrix) / size
@@ -473,7 +473,7 @@ class SeenCurvature:
         if not self._is_dense:
             released = dataclasses.replace(released, matrix=matrix)
         self._released = released
-        variance, self.lack_of_fit = _score_variance(released, simulated, matrix, num_records)
+        variance, self.lack_of_fit = _score_variance(released, source, matrix, num_records)
         share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
         self.window = _window_of(
             released,
@@ -513,7 +513,7 @@ class SeenCurvature:
         Args:
           flatten: The share of equal weights in those of the prior's degrees.
         """
-        released, simulated = self._released, self._simulated
+        released, source = self._released, self._source
         window, prior = self.window, self._prior
         generator = self._generator
         if self._is_dense:
@@ -531,10 +531,10 @@ class SeenCurvature:
         slopes = with_slopes(window, prior, matrices, generator)
         variances = matrices
         if self._weighted:
-            expected = self._num_records * simulated.variance / np.trace(simulated.matrix)
+            expected = self._num_records * source.variance / np.trace(source.matrix)
             variances = _draw_variances(
                 released,
-                expected * simulated.matrix,
+                expected * source.matrix,
                 window,
                 prior,
                 generator,
@@ -546,9 +546,9 @@ class SeenCurvature:
             matrices=matrices,
             variances=variances,
             lack_of_fit=self.lack_of_fit,
-            ranks=released.as_ranks(simulated.ranks_slope, self._num_records, self._ranking),
-            shift=released.as_shift(simulated),
-            shrink=float(np.clip(np.trace(simulated.slope) / simulated.length, 0.02, 1.0)),
+            ranks=released.as_ranks(source.ranks_slope, self._num_records, self._ranking),
+            shift=released.as_shift(source),
+            shrink=float(np.clip(np.trace(source.slope) / source.length, 0.02, 1.0)),
             mismatch=far,
             weights=released.weights,
         )
