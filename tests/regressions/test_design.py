@@ -282,6 +282,8 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
         ("y ~ age == 40 + inc", "has == where no term can go on"),
         ("y ~ age) + inc", r"has \) where no term can go on"),
         ("y ~ age inc", "has inc where no term can go on"),
+        ("y ~ {age / (inc + 1)} + {(age / inc) + 1}", "two terms named"),
+        ("y ~ np.exp((age + 1) * sex) + np.exp(age + 1 * sex)", "two terms named"),
         ("np.log1p(y) + sex ~ age", "formula"),
         ("y ~ (age || ward)", "use an interaction, x:g"),
         ("y ~ age || ward", "use an interaction, x:g"),

@@ -204,6 +204,13 @@ class Design:
                 f"formula uses {', '.join(map(repr, unknown))}, which the schema lacks: it has "
                 f"{', '.join(schema.names)}."
             )
+        terms = [term.name for term in description.common_terms]
+        if repeated := [name for name in terms if terms.count(name) > 1]:
+            # formulae leaves out parentheses in names, and would keep the last of these terms.
+            raise ValueError(
+                f"formula has two terms named {repeated[0]}, without parentheses: derive one of "
+                "them as a column of its own."
+            )
         for call in calls_of(description):
             self._check_call(call, schema)
         for term in description.group_terms:
