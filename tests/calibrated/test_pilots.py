@@ -199,10 +199,10 @@ def test_the_last_inputs_hold_for_later_fits():
     model.fit(x, y, public_inputs=10.0 * x, **steps)
     model.fit(x, y, **steps)
     scoring = model._model.centred.scoring
-    assert np.std(scoring.likelihood.inputs) > 5.0
+    assert np.std(scoring.likelihood.pool) > 5.0
     dpvi.pilot(model, x, num_records=NUM, **TARGET)
     model.fit(x, y, **steps)
-    assert np.std(scoring.likelihood.inputs) < 2.0
+    assert np.std(scoring.likelihood.pool) < 2.0
 
 
 def test_inputs_hold_for_records_with_weights_too():
@@ -215,7 +215,7 @@ def test_inputs_hold_for_records_with_weights_too():
     weights = np.ones(NUM, "float32")
     model.compile(noise_multiplier=5.0, delta=1e-5)
     model.fit(x, y, sample_weight=weights, max_weight=2.0, **steps)
-    assert np.std(model._model.centred.scoring.likelihood.inputs) > 5.0
+    assert np.std(model._model.centred.scoring.likelihood.pool) > 5.0
 
 
 def test_inputs_of_a_pilot_are_missed_in_a_file_and_outlive_refused_ones():
@@ -228,7 +228,7 @@ def test_inputs_of_a_pilot_are_missed_in_a_file_and_outlive_refused_ones():
     with pytest.raises(ValueError, match="public_inputs"):
         model.fit(x, y, public_inputs=np.stack([x, x], axis=1), **steps)
     model.fit(x, y, **steps)
-    assert np.std(model._model.centred.scoring.likelihood.inputs) > 5.0
+    assert np.std(model._model.centred.scoring.likelihood.pool) > 5.0
     assert model.optimizer.get_config()["with_inputs"]
 
 

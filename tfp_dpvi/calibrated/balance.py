@@ -1,9 +1,10 @@
-"""Public inputs that are weighted like private ones: entropy balancing by released squares.
+"""Public inputs that are weighted like private ones: entropy balancing by released products.
 
-A column of the private inputs may have another frequency or spread than its public one. Weights of
-the public inputs, as even as possible, make their expected squares those that were released
-(entropy balancing: Hainmueller 2012; raking of surveys: Deville and Saerndal 1992). So weighted,
-they say how hard the clip cuts each direction: much harder one that few records carry.
+A column of the private inputs may have another mean, frequency or spread than its public one.
+Weights of the public inputs, as even as possible, make their expected products of coordinates those
+that were released (entropy balancing: Hainmueller 2012; raking of surveys: Deville and Saerndal
+1992). So weighted, they say what else such inputs have, as that one column is another's square, and
+how hard the clip cuts each direction: much harder one that few records carry.
 """
 
 from __future__ import annotations
@@ -13,54 +14,71 @@ from scipy import optimize, special
 
 # Where weights exist, a few are enough.
 _MOST_STEPS = 50
-# The least effective number of weighted inputs over their number: fewer say little.
-_LEAST_EFFECTIVE = 0.1
-# Of the released squares' mean.
+# Of the largest released value.
 _LEAST_NOISE = 1e-3
 
 
-def balanced_rows(squares: np.ndarray, released: np.ndarray, noise: float) -> np.ndarray | None:
-    """Returns numbers of public inputs, with repetition, whose squares are those released.
+def balanced_weights(
+    products: np.ndarray,
+    released: np.ndarray,
+    noise: np.ndarray,
+    before: np.ndarray,
+    least_effective: float,
+) -> np.ndarray | None:
+    """Returns weights of public inputs whose mean products are those released.
 
     Args:
-      squares: Squares of n public inputs along d coordinates, shape [n, d].
-      released: The released mean of those of private inputs, shape [d].
-      noise: The noise's standard deviation on `released`.
+      products: Squares and products of coordinates, of the first k inputs, shape [k, m].
+      released: The released means of those of private inputs, shape [m].
+      noise: The noise's standard deviations on `released`, shape [m].
+      before: The weights that are changed as little as possible, shape [n]: they sum to 1, and are
+        0 beyond the first k.
+      least_effective: The least effective number of weighted inputs: fewer say little.
 
     Returns:
-      Integers of shape [n]; None if no even weights make them alike.
+      Weights of shape [n], which sum to 1; None if no even weights make them alike.
     """
-    num, level = len(squares), float(np.mean(released))
-    if not (level > 0.0 and np.isfinite(squares).all()):
+    level = float(np.max(released))
+    if not (level > 0.0 and np.isfinite(products).all()):
         return None
-    features, wanted = squares / level, released / level
-    variance = max(noise / level, _LEAST_NOISE) ** 2
+    # Inputs without a weight get none.
+    is_used = before > 0.0
+    features, wanted = products[is_used[: len(products)]] / level, released / level
+    base = np.log(before[is_used])
+    variance = np.maximum(noise / level, _LEAST_NOISE) ** 2
 
     def loss(dual: np.ndarray) -> tuple[float, np.ndarray]:
-        mean = special.softmax(features @ dual) @ features
-        fit = special.logsumexp(features @ dual) - dual @ wanted
-        return fit + variance * (dual @ dual) / 2.0, mean - wanted + variance * dual
+        logs = base + features @ dual
+        fit = special.logsumexp(logs) - dual @ wanted + variance @ dual**2 / 2.0
+        return fit, special.softmax(logs) @ features - wanted + variance * dual
 
     def curvature(dual: np.ndarray) -> np.ndarray:
-        weights = special.softmax(features @ dual)
+        weights = special.softmax(base + features @ dual)
         away = features - weights @ features
-        matrix: np.ndarray = away.T @ (weights[:, None] * away) + variance * np.eye(len(dual))
+        matrix: np.ndarray = away.T @ (weights[:, None] * away) + np.diag(variance)
         return matrix
 
     # The dual of the most even weights; noise leaves them more even still.
-    start = np.zeros(len(wanted))
     dual = optimize.minimize(
         loss,
-        start,
+        np.zeros(len(wanted)),
         jac=True,
         hess=curvature,
         method="trust-exact",
         options={"maxiter": _MOST_STEPS},
     ).x
-    weights = special.softmax(features @ dual)
-    if np.sum(weights**2) * _LEAST_EFFECTIVE * num > 1.0:
-        return None
-    # Systematic sampling: inputs of one weight together as often as it says, but for rounding.
+    weights = np.zeros(len(before))
+    weights[is_used] = special.softmax(base + features @ dual)
+    return weights if np.sum(weights**2) * least_effective <= 1.0 else None
+
+
+def rows_of_weights(weights: np.ndarray, num: int) -> np.ndarray:
+    """Returns numbers of inputs, each as often as its weight says but for rounding, shape [num].
+
+    Args:
+      weights: Shape [n]; they sum to 1.
+      num: How many are taken, by systematic sampling.
+    """
     order = np.argsort(weights, kind="stable")
     places = (np.arange(num) + 0.5) / num
     rows: np.ndarray = order[np.searchsorted(np.cumsum(weights[order])[:-1], places)]

@@ -92,7 +92,7 @@ class CentredFit:
         """Returns the inputs of an earlier fit if records have such an x, with weights or not."""
         if self.scoring is None:
             return None
-        inputs = tf.nest.map_structure(np.asarray, self.scoring.likelihood.inputs)
+        inputs = tf.nest.map_structure(np.asarray, self.scoring.likelihood.pool)
         return inputs if _shapes_of(inputs) == _shapes_of(records.x) else None
 
     def _inputs_like(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.units import row_distribution
-from tfp_dpvi.calibrated.balance import balanced_rows
+from tfp_dpvi.calibrated.balance import balanced_weights, rows_of_weights
 from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, squares_of
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -22,6 +23,14 @@ from tfp_dpvi.gradients import Clip
 
 # Twins of outcomes with many values.
 NUM_TWINS = 4
+# Public inputs times those that are used: some of them resemble private ones. So many times, the
+# first of them are weighted, and all of them only where no weights of these are even.
+_POOL = 32
+_FIRST = 4
+# The least effective number of weighted inputs, over the number of those in use.
+_LEAST_EFFECTIVE = 0.1
+# Coefficients of which all products weight public inputs.
+_MOST_PAIRED = 16
 # Of the unit of coordinates, in search of that which a release says.
 _MOST_LOG_LENGTH = 2.0
 _BISECTIONS = 16
@@ -35,6 +44,7 @@ class ScoredLikelihood:
       middle: All coordinates, shape [D]: those that the likelihood does not read stay there.
       x: Public inputs like the private ones, as arrays of n rows.
       max_weight: The public largest weight of records with weights; None without weights.
+      intercept: The whitened coordinate of the first intercept.
 
     Attributes:
       pairing: The model's coordinates and simulation.
@@ -46,17 +56,23 @@ class ScoredLikelihood:
       is_mixture: Whether it is a mixture, whose components may change places.
       max_weight: The public largest weight; None without weights.
       scale: How weights enter the clip; of ones without weights.
-      inputs: The public inputs, tensors of n rows.
+      inputs: The public inputs in use, tensors of n rows.
     """
 
     def __init__(
-        self, pairing: Pairing, middle: np.ndarray, x: Structure, max_weight: float | None
+        self,
+        pairing: Pairing,
+        middle: np.ndarray,
+        x: Structure,
+        max_weight: float | None,
+        intercept: int = 0,
     ) -> None:
         self.pairing = pairing
         self.size = len(pairing.index)
         self.dtype = pairing.coordinates.dtype
         self.clip = Clip(1.0)
         self.max_weight = max_weight
+        self.intercept = intercept
         self._middle = tf.constant(middle, self.dtype)
         self.set_inputs(x)
         likelihood, self.ranking = self._at_start()
@@ -79,8 +95,30 @@ class ScoredLikelihood:
     def set_inputs(self, x: Structure) -> None:
         """Sets the public inputs of later fits, arrays of n rows."""
         most = num_inputs(self.size)
-        self.inputs = tf.nest.map_structure(lambda part: tf.constant(part[:most]), x)
-        self.scale = WeightScale.at_start(tf.nest.flatten(self.inputs)[0].shape[0])
+        available = len(tf.nest.flatten(x)[0])
+        self._num = min(most, available)
+        # Where only the diagonal is released, none is weighted.
+        times = min(available // self._num, _POOL if self.size <= MOST_DENSE else 1)
+        self.pool = tf.nest.map_structure(lambda part: tf.constant(part[: times * self._num]), x)
+        self.use_weights(None)
+        self.scale = WeightScale.at_start(self._num)
+
+    def use_weights(self, weights: np.ndarray | None) -> None:
+        """Sets the public inputs in use.
+
+        Args:
+          weights: Weights of those of `pool`, as `balanced` returns them; None for the first ones.
+        """
+        self._weights = weights
+        self.inputs = self._inputs_of(weights)
+
+    def _inputs_of(self, weights: np.ndarray | None) -> Structure:
+        if weights is None:
+            return self._rows_of(np.arange(self._num))
+        return self._rows_of(rows_of_weights(weights, self._num))
+
+    def _rows_of(self, rows: np.ndarray) -> Structure:
+        return tf.nest.map_structure(lambda part: tf.gather(part, rows), self.pool)
 
     def vector_at(self, theta: np.ndarray | tf.Tensor) -> tf.Tensor:
         """Returns all coordinates, shape [D], of those that the likelihood reads, shape [d]."""
@@ -119,26 +157,17 @@ class ScoredLikelihood:
         )
 
     def moments_at(
-        self, theta: np.ndarray, whitening: np.ndarray, rows: np.ndarray | None = None
+        self, theta: np.ndarray, whitening: np.ndarray, weights: np.ndarray | None = None
     ) -> SimulatedMoments:
         """Returns the moments at public inputs.
 
         Args:
           theta: The coordinates that the likelihood reads, shape [d].
           whitening: W, shape [d, d].
-          rows: Numbers of the inputs, with repetition, shape [n]; None for all, once each.
+          weights: Weights of `pool`; None for the inputs in use.
         """
-        inputs = self.inputs
-        if rows is not None:
-            inputs = tf.nest.map_structure(lambda part: tf.gather(part, rows), inputs)
-        sums = self._simulate(
-            self.vector_at(theta),
-            tf.constant(whitening, self.dtype),
-            inputs,
-            tf.constant([0, 1], tf.int64),
-            self._public_weights(),
-        )
-        sums = {name: part.numpy().astype(np.float64) for name, part in sums.items()}
+        inputs = self.inputs if weights is None else self._inputs_of(weights)
+        sums = self._sums_at(theta, whitening, inputs)
         num = max(float(sums["num"]), 1.0)
         back = np.linalg.inv(whitening)
         spread = self.scale.spread
@@ -162,13 +191,26 @@ class ScoredLikelihood:
             variance=float(sums["variance"]) / num,
             spread=spread,
             lengths=sums["lengths"],
-            diagonals=sums["diagonals"],
         )
 
-    def balanced_moments(
+    def _sums_at(
+        self, theta: np.ndarray, whitening: np.ndarray, inputs: Structure
+    ) -> dict[str, np.ndarray]:
+        sums = self._simulate(
+            self.vector_at(theta),
+            tf.constant(whitening, self.dtype),
+            inputs,
+            tf.constant([0, 1], tf.int64),
+            self._public_weights(),
+        )
+        return {name: part.numpy().astype(np.float64) for name, part in sums.items()}
+
+    def balanced(
         self, theta: np.ndarray, whitening: np.ndarray, released: np.ndarray, noise: float
-    ) -> SimulatedMoments | None:
-        """Returns the moments at public inputs that are weighted like the private ones.
+    ) -> np.ndarray | None:
+        """Returns weights of `pool` with which it resembles the private inputs.
+
+        They change the present weights as little as the release asks for.
 
         Args:
           theta: The coordinates that the likelihood reads, shape [d].
@@ -178,14 +220,37 @@ class ScoredLikelihood:
           noise: The noise's standard deviation on its diagonal.
 
         Returns:
-          The moments; None if no weights do, or records have weights of their own, or where the
-          diagonal alone is released.
+          Weights, which sum to 1; None if no weights do, or records have weights of their own, or
+          where the diagonal alone is released.
         """
         if self.pairing.generative or self.max_weight is not None or released.ndim == 1:
             return None
-        squares = self.moments_at(theta, whitening).diagonals
-        rows = balanced_rows(squares, np.diag(released), noise)
-        return None if rows is None else self.moments_at(theta, whitening, rows)
+        size, first = len(tf.nest.flatten(self.pool)[0]), _FIRST * self._num
+        sizes = sorted({min(first, size), size})
+        befores = [np.where(np.arange(size) < most, 1.0 / most, 0.0) for most in sizes]
+        if self._weights is not None:
+            befores.insert(0, self._weights)
+        i, j = self._pairs
+        # Both entries off the diagonal are released.
+        noises = noise * np.where(i == j, 1.0, math.sqrt(0.5))
+        for before in befores:
+            products = self._products_at(theta, whitening, np.flatnonzero(before)[-1] + 1)
+            weights = balanced_weights(
+                products, released[i, j], noises, before, _LEAST_EFFECTIVE * self._num
+            )
+            if weights is not None:
+                return weights
+        return None
+
+    def _products_at(self, theta: np.ndarray, whitening: np.ndarray, num: int) -> np.ndarray:
+        """Returns each input's products by which it is weighted, of the first inputs of `pool`."""
+        # Of the shape of the inputs in use, for which the simulation is traced.
+        parts = [
+            self._sums_at(theta, whitening, self._rows_of(np.arange(start, start + self._num)))
+            for start in range(0, num, self._num)
+        ]
+        products: np.ndarray = np.concatenate([part["products"] for part in parts])
+        return products
 
     def _public_weights(self) -> RecordWeights | None:
         """Returns weights of the public inputs under the clip; None without weights."""
@@ -250,8 +315,22 @@ class ScoredLikelihood:
             "wider_product": tf.reduce_sum(centred.wider * centred.psi),
             "variance": tf.reduce_sum(tf.square(centred.psi)),
             "lengths": lengths,
-            "diagonals": tf.reduce_sum(tf.square(centred.rows), axis=1),
+            "products": self._products(centred.rows),
         }
+
+    @functools.cached_property
+    def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The entries of the released matrix by which public inputs are weighted."""
+        i, j = np.tril_indices(self.size)
+        if self.size <= _MOST_PAIRED:
+            return i, j
+        # A shift of a column changes those with the intercept, which comes first.
+        kept = (i == j) | (j == self.intercept)
+        return i[kept], j[kept]
+
+    def _products(self, rows: tf.Tensor) -> tf.Tensor:
+        i, j = self._pairs
+        return tf.reduce_sum(tf.gather(rows, i, axis=2) * tf.gather(rows, j, axis=2), axis=1)
 
     def _squares(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns what `CentredDiagonal` sums, where it is released."""

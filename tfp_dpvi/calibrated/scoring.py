@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +79,8 @@ _MOST_WEAK = 0.15
 _MOST_STRETCH = 0.25
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
+# The least information of a direction, over that in new coordinates, that noise has not hidden.
+_MOST_HIDDEN = 0.3
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
 # Newton steps at once, of a search that passes parameters where information differs.
@@ -109,6 +112,22 @@ class _Unlike(NamedTuple):
     whitening: np.ndarray
 
 
+class _Look(NamedTuple):
+    """The curvature as releases show it, and whether private inputs resemble the public ones.
+
+    Attributes:
+      seen: The curvature as they show it.
+      is_alike: Whether private inputs resemble the public ones, perhaps weighted.
+      weights: The weights of the public inputs that make them alike; None for the present ones.
+      noise: See `_Course.weights_noise`, of these weights.
+    """
+
+    seen: SeenCurvature
+    is_alike: bool
+    weights: np.ndarray | None = None
+    noise: float = 0.0
+
+
 class Slope(NamedTuple):
     """The slope that a Newton step inverts, in whitened coordinates and per record.
 
@@ -135,6 +154,10 @@ class _Course:
       released: The sums that were released up to the last call, by name.
       since: The first block of steps in the present coordinates, after the public ones.
       window: The block with which the window begins.
+      weights: Weights with which public inputs resemble the private ones; None before they are seen
+        to differ.
+      weights_noise: The noise's standard deviation on the diagonal of the mean of the matrices by
+        which they were found; 0 without weights.
     """
 
     last_finite: np.ndarray
@@ -146,6 +169,8 @@ class _Course:
     released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     since: int = _PUBLIC
     window: int = _BURN_IN
+    weights: np.ndarray | None = None
+    weights_noise: float = 0.0
 
     @property
     def blocks(self) -> np.ndarray:
@@ -196,7 +221,9 @@ class Scoring:
         # In W they come first, so that their coordinates move nothing else.
         self._is_scale = np.sort(ranks) == SCALE
         self._growth = np.where(ranks == SCALE, _MOST_GROWTH, math.inf)
-        self.likelihood = ScoredLikelihood(pairing, middle, x, max_weight)
+        # After the scales; a model of scales alone has none.
+        intercept = int(self._is_scale.sum()) % self.size
+        self.likelihood = ScoredLikelihood(pairing, middle, x, max_weight, intercept)
         self._step = ScoringStep(self.likelihood, self.prior.mean)
         self.theta = self._step.theta
         self._start = self._apart() if self.likelihood.is_mixture else self.prior.mean
@@ -357,6 +384,7 @@ class Scoring:
         Args:
           noise: See `Search`: infinite for none.
         """
+        self.likelihood.use_weights(None)
         return _Course(self._theta(), Search(self._is_scale, noise))
 
     def _see_weights(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
@@ -471,14 +499,16 @@ class Scoring:
         """
         if not have_steps(accumulated, [block]):
             return
-        seen = self._seen_curvature(accumulated, mechanism, np.array([block]))
+        look = self._look(accumulated, mechanism, [block])
         # Far from the records, twins' scores are cut by a centre that the record has moved.
-        is_far = seen.lack_of_fit.total > _FAR * seen.lack_of_fit.expected
-        if is_far or seen.window.curvature_signal < _LEAST_SIGNAL:
+        is_far = look.seen.lack_of_fit.total > _FAR * look.seen.lack_of_fit.expected
+        if is_far or look.seen.window.curvature_signal < _LEAST_SIGNAL:
             return
-        if self._are_alike(seen):
+        if look.weights is not None:
+            self._use_weights(look)
+        if look.is_alike:
             return
-        curvatures = seen.draw(_FLATTENED)
+        curvatures = look.seen.draw(_FLATTENED)
         information, back = self._information(curvatures), np.eye(self.size)
         if self._course.unlike is not None:
             back = np.linalg.inv(self._course.unlike.whitening)
@@ -488,6 +518,33 @@ class Scoring:
         relative = whitening_of(magnified + prior, np.arange(self.size))
         self._course.unlike = _Unlike(information, relative)
 
+    def _use_weights(self, look: _Look) -> None:
+        """Weights the public inputs, which then resemble the private ones."""
+        course = self._course
+        course.weights, course.weights_noise = look.weights, look.noise
+        course.unlike = None
+        self.likelihood.use_weights(look.weights)
+
+    def _has_moved(self, before: np.ndarray) -> bool:
+        """Returns whether the present coordinates magnify a direction much more than others did.
+
+        Noise hid how little information it has, and may still hide it.
+
+        Args:
+          before: W of the other coordinates, shape [d, d].
+        """
+        relative = np.linalg.solve(self._coordinates.whitening.T, before.T)
+        return bool(np.linalg.norm(relative, -2) ** 2 < _MOST_HIDDEN)
+
+    def _balanced(self, released: ReleasedSums) -> np.ndarray | None:
+        """Returns weights with which public inputs resemble the private ones, or None."""
+        return self.likelihood.balanced(
+            released.theta,
+            self._coordinates.whitening,
+            released.matrix / self.num_records,
+            released.matrix_sd / self.num_records,
+        )
+
     def _are_alike(self, seen: SeenCurvature) -> bool:
         """Returns whether private inputs resemble the public ones, whose coordinates are then kept.
 
@@ -495,7 +552,7 @@ class Scoring:
         direction in which there is little information, and after each look there is more in it.
         """
         is_close = seen.resembles >= _LEAST_RESEMBLANCE and seen.stretch < _MOST_STRETCH
-        return self._coordinates.trusted and is_close and seen.weak <= _MOST_WEAK
+        return seen.trusted and is_close and seen.weak <= _MOST_WEAK
 
     def _information(self, curvatures: Curvatures) -> np.ndarray:
         """Returns the information per record that releases say, in the present coordinates."""
@@ -544,9 +601,8 @@ class Scoring:
         blocks = self._course.blocks
         if not have_steps(accumulated, blocks):
             return False
-        seen = self._seen_curvature(accumulated, mechanism, blocks)
-        trusted = self._are_alike(seen)
-        curvatures = seen.draw(0.0 if trusted else _FLATTENED)
+        look = self._look(accumulated, mechanism, blocks)
+        curvatures = look.seen.draw(0.0 if look.is_alike else _FLATTENED)
         whitening, num = self._coordinates.whitening, self.num_records
         # Of the mean curvature: draws without information would lead back to a vague prior's mean.
         slopes, variances = (
@@ -565,7 +621,11 @@ class Scoring:
         length = float(np.linalg.norm(step))
         step *= min(1.0, 2.0 * self._step.longest / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
-        if trusted or curvatures.window.curvature_signal < _LEAST_SIGNAL:
+        if look.weights is not None:
+            self._use_weights(look)
+            self._follow_public_inputs()
+            return is_far or self._has_moved(whitening)
+        if look.is_alike or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return is_far
         information = self._information(curvatures)
         magnified = _magnified(information, _least_share(curvatures, len(blocks)))
@@ -575,39 +635,74 @@ class Scoring:
         self._set_target(symmetric(relative @ information @ relative.T), moments)
         return is_far
 
-    def _seen_curvature(
-        self, accumulated: dict[str, Structure], mechanism: Mechanism, used: np.ndarray
-    ) -> SeenCurvature:
+    def _look(
+        self,
+        accumulated: dict[str, Structure],
+        mechanism: Mechanism,
+        used: Sequence[int] | np.ndarray,
+        *,
+        weigh: bool = True,
+    ) -> _Look:
         """Returns what the releases of some blocks of steps say of the curvature.
+
+        If private inputs do not resemble the public ones, these are weighted like them.
 
         Args:
           accumulated: The fit's accumulators.
           mechanism: The mechanism that released them.
           used: The numbers of the blocks, all in the present coordinates.
+          weigh: Whether public inputs may be weighted.
+
+        Raises:
+          ValueError: The blocks have too few steps.
+        """
+        released, halves = self._released(accumulated, mechanism, used)
+        whitening, trusted = self._coordinates
+        if trusted:
+            simulated = self.likelihood.moments_at(released.theta, whitening)
+        else:
+            trace = float(np.trace(released.matrix)) / self.num_records
+            simulated = self._moments_alike(released.theta, trace)
+        weights, balanced = self._balanced(released), None
+        if weights is not None:
+            balanced = self.likelihood.moments_at(released.theta, whitening, weights)
+        noise = self._course.weights_noise
+        seen = self.seen_of(released, halves, simulated, whitening, trusted, balanced, noise)
+        is_alike = self._are_alike(seen)
+        if not weigh or balanced is None or (is_alike and self._course.weights is None):
+            return _Look(seen, is_alike)
+        if noise:
+            noise = (noise**-2 + released.matrix_sd**-2) ** -0.5
+        else:
+            noise = released.matrix_sd
+        weighted = self.seen_of(released, halves, balanced, whitening, True, centre_noise=noise)
+        if self._are_alike(weighted):
+            return _Look(weighted, True, weights, noise)
+        return _Look(seen, is_alike)
+
+    def _released(
+        self,
+        accumulated: dict[str, Structure],
+        mechanism: Mechanism,
+        used: Sequence[int] | np.ndarray,
+    ) -> tuple[ReleasedSums, tuple[ReleasedSums, ReleasedSums]]:
+        """Returns the sums that some blocks of steps released, and those of their halves.
 
         Raises:
           ValueError: The blocks have too few steps.
         """
         arrays = tf.nest.map_structure(np.asarray, accumulated)
-        used = used[arrays["curvature"]["steps"][used] > 0]
-        if not len(used):
+        blocks = np.asarray(used)
+        blocks = blocks[arrays["curvature"]["steps"][blocks] > 0]
+        if not len(blocks):
             raise ValueError("the fit was too short")
-        cut = len(used) // 2
+        cut = len(blocks) // 2
         spread = self.likelihood.scale.spread
-        released = ReleasedSums.of_blocks(arrays, mechanism, used, spread)
         # A single block has no halves, which only checks read.
-        first = ReleasedSums.of_blocks(arrays, mechanism, used[:cut] if cut else used)
-        second = ReleasedSums.of_blocks(arrays, mechanism, used[cut:])
-        whitening, trusted = self._coordinates
-        mean = released.matrix / self.num_records
-        noise = released.matrix_sd / self.num_records
-        if trusted:
-            simulated = self.likelihood.moments_at(released.theta, whitening)
-        else:
-            simulated = self._moments_alike(released.theta, float(np.trace(mean)))
-        balanced = self.likelihood.balanced_moments(released.theta, whitening, mean, noise)
-        halves = first, second
-        return self.seen_of(released, halves, simulated, whitening, trusted, balanced)
+        return ReleasedSums.of_blocks(arrays, mechanism, blocks, spread), (
+            ReleasedSums.of_blocks(arrays, mechanism, blocks[:cut] if cut else blocks),
+            ReleasedSums.of_blocks(arrays, mechanism, blocks[cut:]),
+        )
 
     def seen_of(
         self,
@@ -617,6 +712,7 @@ class Scoring:
         whitening: np.ndarray,
         trusted: bool,
         balanced: SimulatedMoments | None = None,
+        centre_noise: float = 0.0,
     ) -> SeenCurvature:
         """Returns what released sums say of the curvature.
 
@@ -627,6 +723,7 @@ class Scoring:
           whitening: W, shape [d, d].
           trusted: Whether the coordinates are those of public inputs.
           balanced: See `SeenCurvature`.
+          centre_noise: See `SeenCurvature`.
         """
         first, second = halves
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
@@ -642,10 +739,10 @@ class Scoring:
             halves=(first.score - second.score, away),
             half_variance=sum(released.num_steps / side.num_steps for side in halves),
             generator=np.random.default_rng(0),
-            # After the scales; a model of scales alone has none.
-            intercept=int(self._is_scale.sum()) % self.size,
+            intercept=self.likelihood.intercept,
             weighted=not self.likelihood.scale.are_alike,
             balanced=balanced,
+            centre_noise=centre_noise,
         )
 
     def window(
@@ -664,7 +761,8 @@ class Scoring:
         # A fit that was stopped on its way has steps in the present coordinates alone.
         if not have_steps(accumulated, blocks):
             blocks = np.arange(self._course.since, NUM_BLOCKS)
-        seen = self._seen_curvature(accumulated, mechanism, blocks)
+        # As weights, that centre a prior, and as what updates it, they would count twice.
+        seen = self._look(accumulated, mechanism, blocks, weigh=False).seen
         return seen.draw(), self._coordinates.whitening
 
     # ------------------------------------------------------------------ simulation

@@ -42,6 +42,11 @@ _UNTRUSTED = (0.25, 0.5, 0.75, 1.0, 2.0, 8.0)
 _SURELY_UNLIKE = 0.9
 # And that from which, in other coordinates, a column is said to be nearly a combination of others.
 _LIKELY = 0.5
+# A usual direction's information over its noise at which that of others may be hidden: with more,
+# the releases that form coordinates show a quarter of it, and with less public inputs say it all.
+_NOISY = (4.0, 12.0)
+# And the most of it that a hidden direction has.
+_MOST_HIDDEN = 0.25
 # The released curvature over its noise from which public inputs no longer matter.
 _KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
@@ -160,7 +165,6 @@ class SimulatedMoments:
       variance: The mean `|psi|^2`, of the simulated outcomes.
       spread: See `RecordWeights`.
       lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
-      diagonals: The diagonal of each record's term in `matrix`, shape [n, d].
     """
 
     information: np.ndarray
@@ -179,7 +183,6 @@ class SimulatedMoments:
     variance: float = math.nan
     spread: float = 1.0
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    diagonals: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 0]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -415,8 +418,11 @@ class SeenCurvature:
       weighted: Whether records have unlike weights, so that the variance of scores is not what
         their slope says.
       balanced: Means at public inputs that are weighted like the private ones, or None.
+      centre_noise: The noise's standard deviation on the diagonal of the released matrices by which
+        the simulation's inputs were weighted; 0 if they were not.
 
     Attributes:
+      trusted: As the argument.
       window: The released sums.
       lack_of_fit: See `ReleasedExcess`.
       stretch: By how much, beyond two standard deviations, the logarithm of a coordinate's scale is
@@ -440,10 +446,11 @@ class SeenCurvature:
         intercept: int = 0,
         weighted: bool = False,
         balanced: SimulatedMoments | None = None,
+        centre_noise: float = 0.0,
     ) -> None:
         self._generator = generator
         self._num_records, self._ranking = num_records, ranking
-        self._trusted, self._weighted = trusted, weighted
+        self.trusted, self._weighted = trusted, weighted
         size = len(released.theta)
         eye = np.eye(size)
         self._source = source = simulated if balanced is None else balanced
@@ -484,13 +491,18 @@ class SeenCurvature:
             halves=(halves, half_variance),
             most_trace=simulated.spread * num_records * clip**2,
         )
+        alike = _ALIKE if trusted else _UNTRUSTED_ALIKE
+        if centre_noise:
+            # A Wishart matrix with so many degrees of freedom differs from its mean by that noise.
+            most = 2.0 * (level / centre_noise) ** 2 / size
+            alike = tuple(min(share, most) for share in alike)
         self._prior = CurvaturePrior(
             matrix=matrix,
             degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
             log_factor_sd=_LOG_FACTOR_SD,
             kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
             curvature=root @ _relative_slope(source) @ root.T,
-            alike=_degrees(size, _ALIKE if trusted else _UNTRUSTED_ALIKE),
+            alike=_degrees(size, alike),
             intercept=intercept,
         )
         self._noisy = NoisyCurvature(self.window, self._prior)
@@ -522,9 +534,11 @@ class SeenCurvature:
             matrices = self._noisy.matrices(flat, generator)
             # In coordinates of released values there is nothing that public inputs contradict, and
             # draws hold what is guessed of a column.
-            far = _if_above(0.0 if self._trusted else _LIKELY, self._noisy.combined)
-            if self._trusted and window.curvature_signal < _KNOWN:
+            far = _if_above(0.0 if self.trusted else _LIKELY, self._noisy.combined)
+            if self.trusted and window.curvature_signal < _KNOWN:
                 far = max(far, _if_above(_SURELY_UNLIKE, 1.0 - self.resembles))
+            if _is_hidden(matrices.mean(axis=0), window.matrix, window.matrix_sd):
+                far = 1.0
         else:
             matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
             far = self._far
@@ -538,7 +552,7 @@ class SeenCurvature:
                 window,
                 prior,
                 generator,
-                trusted=self._trusted,
+                trusted=self.trusted,
             )
         return Curvatures(
             window=window,
@@ -552,6 +566,22 @@ class SeenCurvature:
             mismatch=far,
             weights=released.weights,
         )
+
+
+def _is_hidden(matrix: np.ndarray, released: np.ndarray, noise: float) -> bool:
+    """Returns whether noise hides how little information a direction has, and only a prior says it.
+
+    Args:
+      matrix: The mean of the curvature's draws, shape [d, d].
+      released: Its noisy release, shape [d, d].
+      noise: The noise's standard deviation on the diagonal of `released`.
+    """
+    values, vectors = np.linalg.eigh(matrix)
+    least, most = _NOISY
+    is_noisy = least * noise < values.mean() < most * noise
+    is_small = values[0] < _MOST_HIDDEN * values.mean()
+    seen = vectors[:, 0] @ released @ vectors[:, 0]
+    return bool(is_noisy and is_small and seen < noise)
 
 
 def _relative_slope(simulated: SimulatedMoments) -> np.ndarray:

@@ -48,6 +48,11 @@ MISSING_LEVEL = "missing"
 TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 PLAIN = ("I", "offset")
+# Of invented numbers, the share that is moved; to the lower bound, the typical value, the upper
+# one; and the least distance that is left, times that before.
+_MOVED = 0.75
+_TOWARDS = (0.6, 0.2, 0.2)
+_NEAREST = 0.01
 # Missing covariates that are invented for the reference.
 _SHARE_MISSING = 0.1
 _FUNCTIONS = "a function of NumPy of each value (np.log), or " + ", ".join(
@@ -205,10 +210,10 @@ class Design:
                 f"{', '.join(schema.names)}."
             )
         terms = [term.name for term in description.common_terms]
-        if repeated := [name for name in terms if terms.count(name) > 1]:
+        if repeated := {name for name in terms if terms.count(name) > 1} - {"Intercept"}:
             # formulae leaves out parentheses in names, and would keep the last of these terms.
             raise ValueError(
-                f"formula has two terms named {repeated[0]}, without parentheses: derive one of "
+                f"formula has two terms named {min(repeated)}, without parentheses: derive one of "
                 "them as a column of its own."
             )
         for call in calls_of(description):
@@ -382,15 +387,20 @@ class Design:
         centre = ~is_dummy & self.has_intercept
         self.location = np.where(centre, reference.mean(axis=0), 0.0)
 
-    def simulated(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
+    def simulated(self, num: int, seed: int = 0, *, near: bool = False) -> dict[str, np.ndarray]:
         """Returns invented records of the covariates, some with missing values.
 
         Args:
           num: The number of records.
           seed: The seed.
+          near: Whether many numbers without typical ones are nearer to one another than bounds
+            say: these are often far wider than what lies between them, most of it near one of them.
         """
         records = self.schema.simulate(num, seed)
         generator = np.random.default_rng([seed, 1])
+        for name, column in self.schema.columns.items():
+            if near and isinstance(column, Numeric) and column.typical is None:
+                records[name] = _moved_near(column, records[name], generator)
         for name in self._incomplete:
             records[name] = records[name].astype(object)
             records[name][generator.random(num) < _SHARE_MISSING] = None
@@ -563,6 +573,16 @@ def _private(formula: str) -> Iterator[None]:
         raise ValueError(
             f"formula={formula!r} cannot be evaluated for these records ({type(error).__name__})."
         ) from None
+
+
+def _moved_near(column: Numeric, values: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Returns values of which most are moved towards a bound or the typical value."""
+    num = len(values)
+    places = np.array([column.lower, column.location, column.upper])
+    towards = places[generator.choice(3, num, p=_TOWARDS)]
+    share = np.where(generator.random(num) < _MOVED, _NEAREST ** generator.random(num), 1.0)
+    moved = towards + share * (values - towards)
+    return np.round(moved) if column.step else moved
 
 
 def _levels(column: Column) -> list[Any]:

@@ -40,11 +40,14 @@ if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
 
 # Invented records whose rows set the coordinates of scoring steps, or so many a coefficient.
-_NUM_PUBLIC = 2000
+_NUM_PUBLIC = 2048
+# Of those among which some resemble private records that others do not.
+_NUM_NEAR = 14336
 _PUBLIC_EACH = 16
 # Coefficients, levels of groups and scales that scoring steps can learn.
 MOST_COEFFICIENTS = 512
 _SEED_PUBLIC = 7
+_SEED_NEAR = 8
 
 
 def regression(
@@ -276,7 +279,10 @@ def public_inputs(design: Design, parts: Parts) -> np.ndarray:
       parts: The model's description.
     """
     num = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
-    return parts.inputs(design.rows(design.simulated(num, _SEED_PUBLIC)))
+    records = design.simulated(num, _SEED_PUBLIC)
+    near = design.simulated(_NUM_NEAR, _SEED_NEAR, near=True)
+    joined = {name: np.concatenate([records[name], near[name]]) for name in records}
+    return parts.inputs(design.rows(joined))
 
 
 def _persons(

@@ -28,9 +28,9 @@ _MEANINGS = (
     ),
     (
         r"the released curvature is far from that .*\(mismatch (.*)\).*",
-        r"columns are correlated otherwise than in the schema's invented records, where they are "
-        r"independent (mismatch \1): take fewer terms or levels; up to 50 coefficients the "
-        "correlations are learned",
+        r"columns are spread or correlated otherwise than in the schema's invented records, and "
+        r"noise hides how (mismatch \1): give bounds and typical values that are nearer to the "
+        "truth, or take fewer terms",
     ),
     (
         r"the clip is too small \(kappa (.*)\).*",

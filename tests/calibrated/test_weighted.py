@@ -1,0 +1,136 @@
+"""Fits whose public inputs are unlike the private ones in mean, spread and correlations."""
+
+import numpy as np
+import pytest
+import tensorflow_probability as tfp
+from scipy import stats
+from support.scoring import Fits, intervals
+
+from tfp_dpvi._tf import tf
+from tfp_dpvi.calibrated.scoring import FitCoordinates
+from tfp_dpvi.calibrated.whitening import _is_hidden
+
+tfd = tfp.distributions
+
+NUM = 6000
+PRIOR = tfd.JointDistributionNamed(
+    {"a": tfd.Normal(0.0, 10.0), "b": tfd.Sample(tfd.Normal(0.0, 10.0), 2)}
+)
+
+
+def curve(params, x):
+    """A value and its square, as of years of experience."""
+    return tfd.Normal(params["a"] + tf.linalg.matvec(x, params["b"]), 1.0)
+
+
+def with_square(x):
+    return np.stack([x, x**2], axis=1).astype("float32")
+
+
+def public():
+    """Values from 0 to 4."""
+    return with_square(np.random.default_rng(0).uniform(0.0, 4.0, 8192))
+
+
+def private(generator, num=NUM):
+    """Values about 1."""
+    return with_square(np.clip(generator.normal(1.0, 0.4, num), 0.0, 4.0))
+
+
+def outcomes(x, generator):
+    return (0.5 + x @ [1.0, -0.3] + generator.normal(size=len(x))).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def fits():
+    generator = np.random.default_rng(1)
+    x = private(generator)
+    return Fits(PRIOR, curve, x, outcomes(x, generator), public())
+
+
+def exact_sds(x):
+    design = np.column_stack([np.ones(len(x)), x]).astype(float)
+    return np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
+
+
+def test_public_inputs_become_like_the_private_ones(fits):
+    """Else the square's interval is 3 times as wide as without privacy, or somewhere else."""
+    generator = np.random.default_rng(2)
+    x = private(generator)
+    posterior = fits.posterior(fits.run(x, outcomes(x, generator), 0))
+    found = fits.scoring.likelihood.inputs.numpy()
+    assert found[:, 0].mean() == pytest.approx(1.0, abs=0.2)
+    assert found[:, 0].std() == pytest.approx(0.4, abs=0.2)
+    low, high = intervals(posterior, seed=0)
+    widths = (high - low) / (2.0 * stats.norm.ppf(0.95) * exact_sds(x))
+    assert widths.max() < 2.0
+    assert not posterior.checks.warnings
+
+
+def test_public_inputs_that_are_like_them_stay_as_they_are(fits):
+    """Also after a fit to others."""
+    generator = np.random.default_rng(3)
+    x = with_square(generator.uniform(0.0, 4.0, NUM))
+    fits.run(x, outcomes(x, generator), 1)
+    likelihood = fits.scoring.likelihood
+    np.testing.assert_array_equal(likelihood.inputs, likelihood.pool[:512])
+
+
+def test_a_shift_is_seen_by_products_with_the_intercept(fits):
+    """Squares alone are those of public inputs: a shifted column that varies less."""
+    scoring, likelihood = fits.scoring, fits.scoring.likelihood
+    scoring.hold(scoring.prior.mean, NUM)
+    theta, whitening = scoring.prior.mean, scoring._coordinates.whitening
+    x = private(np.random.default_rng(4), 512)
+    own = likelihood._sums_at(theta, whitening, tf.constant(x))
+    released = own["matrix"] / own["num"]
+    weights = likelihood.balanced(theta, whitening, released, 1e-4)
+    values = likelihood.pool.numpy()[:, 0]
+    assert weights @ values == pytest.approx(x[:, 0].mean(), abs=0.1)
+    assert np.sqrt(weights @ values**2 - (weights @ values) ** 2) == pytest.approx(0.4, abs=0.1)
+
+
+def test_what_noise_hid_is_looked_at_again(fits):
+    """New coordinates that magnify a direction, here by 4, show how much there is in it."""
+    scoring = fits.scoring
+    turned = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))[0]
+    before = np.diag([1.0, 3.0, 0.2])
+    for factor, expected in ((2.0, True), (1.5, False), (0.25, False)):
+        after = turned @ np.diag([1.0, factor, 1.0]) @ turned.T @ before
+        scoring._coordinates = FitCoordinates(after, trusted=True)
+        assert scoring._has_moved(before) == expected
+
+
+@pytest.mark.parametrize(
+    ("drawn", "released", "noise", "is_hidden"),
+    [
+        (10.0, 0.0, 10.0, True),
+        # It is seen; there is not so little; noise is small; noise is all there is.
+        (10.0, 12.0, 10.0, False),
+        (40.0, 0.0, 10.0, False),
+        (10.0, 0.0, 5.0, False),
+        (10.0, 0.0, 30.0, False),
+    ],
+)
+def test_a_direction_that_noise_hides_is_said(drawn, released, noise, is_hidden):
+    """What a prior says is little, and the release does not say at all."""
+    turned = np.linalg.qr(np.random.default_rng(6).normal(size=(4, 4)))[0]
+    matrices = [
+        turned @ np.diag([100.0, part, 90.0, 120.0]) @ turned.T for part in (drawn, released)
+    ]
+    assert _is_hidden(*matrices, noise) == is_hidden
+
+
+@pytest.mark.slow
+def test_intervals_of_a_curve_cover_where_bounds_are_wide(fits):
+    """Fewer than 15 of 20 do in less than one of 100 runs, for each of three coefficients."""
+    covered, warned = [], []
+    for seed in range(20):
+        generator = np.random.default_rng([7, seed])
+        x = private(generator)
+        posterior = fits.posterior(fits.run(x, outcomes(x, generator), seed))
+        low, high = intervals(posterior, seed=seed)
+        covered.append((low <= [0.5, 1.0, -0.3]) & (high >= [0.5, 1.0, -0.3]))
+        warned.append(bool(posterior.checks.warnings))
+    assert np.sum(covered, axis=0).min() >= stats.binom.ppf(0.003, 20, 0.9)
+    assert np.sum(warned) <= 3
