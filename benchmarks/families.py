@@ -15,7 +15,7 @@ import pathlib
 
 import harness
 import numpy as np
-import tensorflow as tf
+from awkward import COVARIATES, FORMULA
 
 import tfp_dpvi as dpvi
 
@@ -27,19 +27,6 @@ NUM_ROWS = 20_000
 # Coverage that a cell may have, give or take three standard errors, and the most that may warn.
 LEAST, MOST = 0.86, 0.97
 MOST_WARNED = 0.05
-FORMULA = "y ~ age + income + sex + ward"
-COVARIATES = {
-    "age": {"type": "integer", "lower": 18, "upper": 90, "unit": "years"},
-    "income": {
-        "type": "continuous",
-        "lower": 1000.0,
-        "upper": 300000.0,
-        "typical": [45000.0, 30000.0],
-        "unit": "dollars",
-    },
-    "ward": {"type": "categorical", "categories": ["A", "B", "C"]},
-    "sex": {"type": "binary"},
-}
 SLOPES = {"age": 0.02, "income": 8e-6, "sex": 0.3, "ward[B]": 0.4, "ward[C]": -0.6}
 # Of a score that is 0 at 50 years and 45,000 dollars.
 START = -50 * SLOPES["age"] - 45000 * SLOPES["income"]
@@ -224,21 +211,14 @@ def main():
     arguments = parser.parse_args()
     folder = arguments.out / "fits"
     folder.mkdir(parents=True, exist_ok=True)
-    about = {
-        "machine": harness.machine(),
-        "versions": harness.versions(tensorflow=tf.__name__, numpy="numpy", scipy="scipy"),
-        "commit": harness.commit(),
-        "code": harness.code_hash(),
-    }
     rows = []
     for name in arguments.families:
         num = QUICK if arguments.quick else arguments.num
         epsilons = tuple(arguments.epsilons)
         rows += study(name, arguments.records, num, arguments.seed, folder, epsilons)
         print(json.dumps(rows[-len(epsilons) :]), flush=True)
-        result = {"cells": rows, "level": LEVEL, "delta": DELTA, **about}
-        (arguments.out / "families.json").write_text(json.dumps(result, indent=1) + "\n")
-        (arguments.out / "families.txt").write_text(table(rows))
+        settings = {"level": LEVEL, "delta": DELTA}
+        harness.write_cells(arguments.out, "families", rows, settings, table(rows))
     print(json.dumps({f"{r['family']}-{r['epsilon']:g}": r["coverage"] for r in rows}))
 
 

