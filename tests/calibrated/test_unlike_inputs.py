@@ -7,7 +7,7 @@ from support.scoring import Fits
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.calibrated import curvature
 from tfp_dpvi.calibrated.columns import FewUnlike
-from tfp_dpvi.calibrated.scoring import Scoring, _magnified
+from tfp_dpvi.calibrated.scoring import FitCoordinates, Scoring, _magnified
 from tfp_dpvi.calibrated.whitening import whitening_of
 
 NUM, SLOPES = 3000, np.array([3.0, -2.0, 1.0])
@@ -61,6 +61,24 @@ def test_a_shift_of_a_column_changes_the_intercept(fits, monkeypatch):
     fits.posterior(accumulated)
     assert seen
     assert set(seen) == {1}
+
+
+def test_coordinates_are_believed_as_far_as_the_noise_that_formed_them(fits):
+    """Else a window whose noise hides a direction takes it to have as much information as others."""
+    scoring, blocks = fits.scoring, np.arange(5, 20)
+    accumulated = fits.run(*records(5.0, 3.0, 8), seed=8)
+
+    def degrees(noise):
+        scoring._coordinates = FitCoordinates(np.eye(5) * 0.01, False, noise)
+        seen = scoring._look(accumulated, fits.mechanism, blocks, weigh=False).seen
+        return seen._prior.alike
+
+    whitening, trusted, noise = scoring._coordinates
+    assert not trusted
+    assert 0.0 < noise < 1.0
+    # Of 8 d, no more than 2 / noise^2.
+    assert [degrees(noise) for noise in (0.0, 0.1, 0.4, 3.0)] == [(40.0,), (40.0,), (12.0,), (1.0,)]
+    scoring._coordinates = FitCoordinates(whitening, trusted, noise)
 
 
 def accumulated_of(fits, monkeypatch, far):

@@ -7,6 +7,7 @@ from scipy import stats
 from support.scoring import Fits, intervals
 
 from tfp_dpvi._tf import tf
+from tfp_dpvi.calibrated.balance import InputWeights
 from tfp_dpvi.calibrated.scoring import FitCoordinates
 from tfp_dpvi.calibrated.whitening import _is_hidden
 
@@ -84,10 +85,27 @@ def test_a_shift_is_seen_by_products_with_the_intercept(fits):
     x = private(np.random.default_rng(4), 512)
     own = likelihood._sums_at(theta, whitening, tf.constant(x))
     released = own["matrix"] / own["num"]
-    weights = likelihood.balanced(theta, whitening, released, 1e-4)
+    weights = likelihood.balanced(theta, whitening, released, 1e-4).values
     values = likelihood.pool.numpy()[:, 0]
     assert weights @ values == pytest.approx(x[:, 0].mean(), abs=0.1)
     assert np.sqrt(weights @ values**2 - (weights @ values) ** 2) == pytest.approx(0.4, abs=0.1)
+
+
+def test_weights_have_the_noise_of_the_releases_that_found_them(fits):
+    """Weights that are found anew owe nothing to the earlier ones, nor to their releases."""
+    scoring, likelihood = fits.scoring, fits.scoring.likelihood
+    scoring.hold(scoring.prior.mean, NUM)
+    theta, whitening = scoring.prior.mean, scoring._coordinates.whitening
+    own = likelihood._sums_at(theta, whitening, tf.constant(private(np.random.default_rng(4), 512)))
+    released = own["matrix"] / own["num"]
+    even = np.full(8192, 1.0 / 8192)
+    # Large values alone, that no weights make small.
+    large = np.where(likelihood.pool.numpy()[:, 0] > 3.0, 1.0, 0.0)
+    for before, noise in ((even, 0.6e-3), (large / large.sum(), 1e-3)):
+        likelihood.use_weights(InputWeights(before, 0.75e-3))
+        found = likelihood.balanced(theta, whitening, released, 1e-3)
+        assert found.noise == pytest.approx(noise)
+    likelihood.use_weights(None)
 
 
 def test_what_noise_hid_is_looked_at_again(fits):

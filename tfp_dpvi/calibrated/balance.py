@@ -9,6 +9,8 @@ how hard the clip cuts each direction: much harder one that few records carry.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from scipy import optimize, special
 
@@ -16,6 +18,19 @@ from scipy import optimize, special
 _MOST_STEPS = 50
 # Of the largest released value.
 _LEAST_NOISE = 1e-3
+
+
+class InputWeights(NamedTuple):
+    """Weights with which public inputs resemble the private ones.
+
+    Attributes:
+      values: They sum to 1, shape [n].
+      noise: The noise's standard deviation on the diagonal of the mean of the released matrices by
+        which they were found.
+    """
+
+    values: np.ndarray
+    noise: float
 
 
 def balanced_weights(

@@ -10,7 +10,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf, tfd
 from tfp_dpvi.bayes.units import row_distribution
-from tfp_dpvi.calibrated.balance import balanced_weights, rows_of_weights
+from tfp_dpvi.calibrated.balance import InputWeights, balanced_weights, rows_of_weights
 from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, squares_of
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -57,6 +57,7 @@ class ScoredLikelihood:
       max_weight: The public largest weight; None without weights.
       scale: How weights enter the clip; of ones without weights.
       inputs: The public inputs in use, tensors of n rows.
+      weights: Their weights among those of `pool`; None if the first ones are in use.
     """
 
     def __init__(
@@ -103,19 +104,19 @@ class ScoredLikelihood:
         self.use_weights(None)
         self.scale = WeightScale.at_start(self._num)
 
-    def use_weights(self, weights: np.ndarray | None) -> None:
+    def use_weights(self, weights: InputWeights | None) -> None:
         """Sets the public inputs in use.
 
         Args:
           weights: Weights of those of `pool`, as `balanced` returns them; None for the first ones.
         """
-        self._weights = weights
+        self.weights = weights
         self.inputs = self._inputs_of(weights)
 
-    def _inputs_of(self, weights: np.ndarray | None) -> Structure:
+    def _inputs_of(self, weights: InputWeights | None) -> Structure:
         if weights is None:
             return self._rows_of(np.arange(self._num))
-        return self._rows_of(rows_of_weights(weights, self._num))
+        return self._rows_of(rows_of_weights(weights.values, self._num))
 
     def _rows_of(self, rows: np.ndarray) -> Structure:
         return tf.nest.map_structure(lambda part: tf.gather(part, rows), self.pool)
@@ -157,7 +158,7 @@ class ScoredLikelihood:
         )
 
     def moments_at(
-        self, theta: np.ndarray, whitening: np.ndarray, weights: np.ndarray | None = None
+        self, theta: np.ndarray, whitening: np.ndarray, weights: InputWeights | None = None
     ) -> SimulatedMoments:
         """Returns the moments at public inputs.
 
@@ -207,10 +208,11 @@ class ScoredLikelihood:
 
     def balanced(
         self, theta: np.ndarray, whitening: np.ndarray, released: np.ndarray, noise: float
-    ) -> np.ndarray | None:
+    ) -> InputWeights | None:
         """Returns weights of `pool` with which it resembles the private inputs.
 
-        They change the present weights as little as the release asks for.
+        They change the present weights as little as the release asks for; or even ones, if those
+        cannot follow it.
 
         Args:
           theta: The coordinates that the likelihood reads, shape [d].
@@ -220,26 +222,27 @@ class ScoredLikelihood:
           noise: The noise's standard deviation on its diagonal.
 
         Returns:
-          Weights, which sum to 1; None if no weights do, or records have weights of their own, or
-          where the diagonal alone is released.
+          Weights; None if no weights do, or records have weights of their own, or where the
+          diagonal alone is released.
         """
         if self.pairing.generative or self.max_weight is not None or released.ndim == 1:
             return None
         size, first = len(tf.nest.flatten(self.pool)[0]), _FIRST * self._num
         sizes = sorted({min(first, size), size})
-        befores = [np.where(np.arange(size) < most, 1.0 / most, 0.0) for most in sizes]
-        if self._weights is not None:
-            befores.insert(0, self._weights)
+        even = [np.where(np.arange(size) < most, 1.0 / most, 0.0) for most in sizes]
+        befores = [InputWeights(values, math.inf) for values in even]
+        if self.weights is not None:
+            befores.insert(0, self.weights)
         i, j = self._pairs
         # Both entries off the diagonal are released.
         noises = noise * np.where(i == j, 1.0, math.sqrt(0.5))
         for before in befores:
-            products = self._products_at(theta, whitening, np.flatnonzero(before)[-1] + 1)
-            weights = balanced_weights(
-                products, released[i, j], noises, before, _LEAST_EFFECTIVE * self._num
+            products = self._products_at(theta, whitening, np.flatnonzero(before.values)[-1] + 1)
+            values = balanced_weights(
+                products, released[i, j], noises, before.values, _LEAST_EFFECTIVE * self._num
             )
-            if weights is not None:
-                return weights
+            if values is not None:
+                return InputWeights(values, (before.noise**-2 + noise**-2) ** -0.5)
         return None
 
     def _products_at(self, theta: np.ndarray, whitening: np.ndarray, num: int) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.calibrated.balance import InputWeights
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS, have_steps, last_block
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -80,7 +81,7 @@ _MOST_STRETCH = 0.25
 # The released curvature over its noise (1 for noise alone), from which coordinates can be formed.
 _LEAST_SIGNAL = 1.5
 # The least information of a direction, over that in new coordinates, that noise has not hidden.
-_MOST_HIDDEN = 0.3
+_MUCH_LESS = 0.3
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
 # Newton steps at once, of a search that passes parameters where information differs.
@@ -94,10 +95,13 @@ class FitCoordinates(NamedTuple):
     Attributes:
       whitening: W, shape [d, d].
       trusted: Whether they are those of public inputs, which the private ones resemble.
+      noise: Of the released matrices by which they were found, the noise's standard deviation on
+        the diagonal, over its mean: 0 if there were none.
     """
 
     whitening: np.ndarray
     trusted: bool
+    noise: float = 0.0
 
 
 class _Unlike(NamedTuple):
@@ -106,10 +110,12 @@ class _Unlike(NamedTuple):
     Attributes:
       information: Its estimate per record, in coordinates of public inputs, shape [d, d].
       whitening: From these to the coordinates of the next steps, shape [d, d].
+      noise: See `FitCoordinates`.
     """
 
     information: np.ndarray
     whitening: np.ndarray
+    noise: float
 
 
 class _Look(NamedTuple):
@@ -119,13 +125,11 @@ class _Look(NamedTuple):
       seen: The curvature as they show it.
       is_alike: Whether private inputs resemble the public ones, perhaps weighted.
       weights: The weights of the public inputs that make them alike; None for the present ones.
-      noise: See `_Course.weights_noise`, of these weights.
     """
 
     seen: SeenCurvature
     is_alike: bool
-    weights: np.ndarray | None = None
-    noise: float = 0.0
+    weights: InputWeights | None = None
 
 
 class Slope(NamedTuple):
@@ -154,10 +158,6 @@ class _Course:
       released: The sums that were released up to the last call, by name.
       since: The first block of steps in the present coordinates, after the public ones.
       window: The block with which the window begins.
-      weights: Weights with which public inputs resemble the private ones; None before they are seen
-        to differ.
-      weights_noise: The noise's standard deviation on the diagonal of the mean of the matrices by
-        which they were found; 0 without weights.
     """
 
     last_finite: np.ndarray
@@ -169,8 +169,6 @@ class _Course:
     released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     since: int = _PUBLIC
     window: int = _BURN_IN
-    weights: np.ndarray | None = None
-    weights_noise: float = 0.0
 
     @property
     def blocks(self) -> np.ndarray:
@@ -441,11 +439,13 @@ class Scoring:
         unlike = self._course.unlike
         whitening = whitening_of(information + self._prior_per_record(), self._order)
         if unlike is None:
-            self._use(whitening, trusted=True)
+            self._use(FitCoordinates(whitening, trusted=True))
             moments = self.likelihood.moments_at(theta, whitening)
             information = symmetric(whitening @ moments.information @ whitening.T)
         else:
-            self._use(unlike.whitening @ whitening, trusted=False)
+            self._use(
+                FitCoordinates(unlike.whitening @ whitening, trusted=False, noise=unlike.noise)
+            )
             moments = self._moments_alike(theta)
             information = symmetric(unlike.whitening @ unlike.information @ unlike.whitening.T)
         self._set_target(information, moments)
@@ -516,13 +516,11 @@ class Scoring:
         magnified = _magnified(information, _least_share(curvatures, 1))
         prior = self.prior.whitened(back @ self._coordinates.whitening) / self.num_records
         relative = whitening_of(magnified + prior, np.arange(self.size))
-        self._course.unlike = _Unlike(information, relative)
+        self._course.unlike = _Unlike(information, relative, _noise_over(curvatures))
 
     def _use_weights(self, look: _Look) -> None:
         """Weights the public inputs, which then resemble the private ones."""
-        course = self._course
-        course.weights, course.weights_noise = look.weights, look.noise
-        course.unlike = None
+        self._course.unlike = None
         self.likelihood.use_weights(look.weights)
 
     def _has_moved(self, before: np.ndarray) -> bool:
@@ -534,9 +532,9 @@ class Scoring:
           before: W of the other coordinates, shape [d, d].
         """
         relative = np.linalg.solve(self._coordinates.whitening.T, before.T)
-        return bool(np.linalg.norm(relative, -2) ** 2 < _MOST_HIDDEN)
+        return bool(np.linalg.norm(relative, -2) ** 2 < _MUCH_LESS)
 
-    def _balanced(self, released: ReleasedSums) -> np.ndarray | None:
+    def _balanced(self, released: ReleasedSums) -> InputWeights | None:
         """Returns weights with which public inputs resemble the private ones, or None."""
         return self.likelihood.balanced(
             released.theta,
@@ -562,9 +560,10 @@ class Scoring:
         information: np.ndarray = log_mean(curvatures.slopes, floor)
         return information / (self.num_records * curvatures.shrink)
 
-    def _use(self, whitening: np.ndarray, *, trusted: bool) -> None:
+    def _use(self, coordinates: FitCoordinates) -> None:
         """Sets the coordinates."""
-        self._coordinates = FitCoordinates(whitening, trusted)
+        self._coordinates = coordinates
+        whitening = coordinates.whitening
         self._step.whitening.assign(whitening)
         self._step.prior_pull.assign(
             self.likelihood.scale.ratio * whitening @ self._prior_per_record()
@@ -630,7 +629,9 @@ class Scoring:
         information = self._information(curvatures)
         magnified = _magnified(information, _least_share(curvatures, len(blocks)))
         relative = whitening_of(magnified + precision / num, np.arange(self.size))
-        self._use(relative @ whitening, trusted=False)
+        self._use(
+            FitCoordinates(relative @ whitening, trusted=False, noise=_noise_over(curvatures))
+        )
         moments = self._moments_alike(self._theta())
         self._set_target(symmetric(relative @ information @ relative.T), moments)
         return is_far
@@ -657,7 +658,8 @@ class Scoring:
           ValueError: The blocks have too few steps.
         """
         released, halves = self._released(accumulated, mechanism, used)
-        whitening, trusted = self._coordinates
+        whitening, trusted = self._coordinates.whitening, self._coordinates.trusted
+        noise = self._coordinates.noise
         if trusted:
             simulated = self.likelihood.moments_at(released.theta, whitening)
         else:
@@ -666,18 +668,18 @@ class Scoring:
         weights, balanced = self._balanced(released), None
         if weights is not None:
             balanced = self.likelihood.moments_at(released.theta, whitening, weights)
-        noise = self._course.weights_noise
+        present = self.likelihood.weights
+        if trusted and present is not None:
+            noise = present.noise * self.size / np.trace(simulated.matrix)
         seen = self.seen_of(released, halves, simulated, whitening, trusted, balanced, noise)
         is_alike = self._are_alike(seen)
-        if not weigh or balanced is None or (is_alike and self._course.weights is None):
+        is_enough = is_alike and present is None
+        if not weigh or is_enough or weights is None or balanced is None:
             return _Look(seen, is_alike)
-        if noise:
-            noise = (noise**-2 + released.matrix_sd**-2) ** -0.5
-        else:
-            noise = released.matrix_sd
-        weighted = self.seen_of(released, halves, balanced, whitening, True, centre_noise=noise)
+        noise = weights.noise * self.size / np.trace(balanced.matrix)
+        weighted = self.seen_of(released, halves, balanced, whitening, True, noise=noise)
         if self._are_alike(weighted):
-            return _Look(weighted, True, weights, noise)
+            return _Look(weighted, True, weights)
         return _Look(seen, is_alike)
 
     def _released(
@@ -712,7 +714,7 @@ class Scoring:
         whitening: np.ndarray,
         trusted: bool,
         balanced: SimulatedMoments | None = None,
-        centre_noise: float = 0.0,
+        noise: float = 0.0,
     ) -> SeenCurvature:
         """Returns what released sums say of the curvature.
 
@@ -723,7 +725,7 @@ class Scoring:
           whitening: W, shape [d, d].
           trusted: Whether the coordinates are those of public inputs.
           balanced: See `SeenCurvature`.
-          centre_noise: See `SeenCurvature`.
+          noise: See `SeenCurvature.centre_noise`.
         """
         first, second = halves
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
@@ -742,7 +744,7 @@ class Scoring:
             intercept=self.likelihood.intercept,
             weighted=not self.likelihood.scale.are_alike,
             balanced=balanced,
-            centre_noise=centre_noise,
+            centre_noise=noise,
         )
 
     def window(
@@ -806,9 +808,14 @@ def _least_share(curvatures: Curvatures, num_blocks: int) -> float:
       curvatures: What was released.
       num_blocks: In so many blocks of steps.
     """
-    noise = curvatures.window.matrix_sd * math.sqrt(num_blocks / (NUM_BLOCKS - _BURN_IN))
+    noise = _noise_over(curvatures) * math.sqrt(num_blocks / (NUM_BLOCKS - _BURN_IN))
+    return float(min(1.0, _LEAST_OVER_NOISE * noise))
+
+
+def _noise_over(curvatures: Curvatures) -> float:
+    """Returns the noise's standard deviation on the diagonal of the matrix, over its mean."""
     level = np.trace(curvatures.matrices.mean(axis=0)) / len(curvatures.window.score)
-    return float(min(1.0, _LEAST_OVER_NOISE * noise / level))
+    return float(curvatures.window.matrix_sd / level)
 
 
 def _magnified(information: np.ndarray, least: float) -> np.ndarray:

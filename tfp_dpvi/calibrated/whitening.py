@@ -418,8 +418,9 @@ class SeenCurvature:
       weighted: Whether records have unlike weights, so that the variance of scores is not what
         their slope says.
       balanced: Means at public inputs that are weighted like the private ones, or None.
-      centre_noise: The noise's standard deviation on the diagonal of the released matrices by which
-        the simulation's inputs were weighted; 0 if they were not.
+      centre_noise: Of the released matrices by which the simulation's inputs were weighted, or the
+        coordinates formed, the noise's standard deviation on the diagonal, over the diagonal's
+        mean; 0 if there were none.
 
     Attributes:
       trusted: As the argument.
@@ -491,10 +492,10 @@ class SeenCurvature:
             halves=(halves, half_variance),
             most_trace=simulated.spread * num_records * clip**2,
         )
-        alike = _ALIKE if trusted else _UNTRUSTED_ALIKE
+        alike: tuple[float, ...] = _ALIKE if trusted else _UNTRUSTED_ALIKE
         if centre_noise:
             # A Wishart matrix with so many degrees of freedom differs from its mean by that noise.
-            most = 2.0 * (level / centre_noise) ** 2 / size
+            most = 2.0 * centre_noise**-2 / size
             alike = tuple(min(share, most) for share in alike)
         self._prior = CurvaturePrior(
             matrix=matrix,
