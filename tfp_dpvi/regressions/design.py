@@ -15,7 +15,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -48,6 +48,8 @@ MISSING_LEVEL = "missing"
 TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 PLAIN = ("I", "offset")
+# Columns without typical values may vary so many times less than a quarter of the bounds' distance.
+_WIDENING = 4.0
 # Of invented numbers, the share that is moved; to the lower bound, the typical value, the upper
 # one; and the least distance that is left, times that before.
 _MOVED = 0.75
@@ -135,6 +137,8 @@ class Design:
       groups: The group effects.
       has_intercept: Whether the formula has an intercept.
       location: What the model subtracts from each common column, float64 [p].
+      widening: By how much wider default priors are, since columns without typical values may vary
+        less than their bounds say, float64 [p].
       scale: What it divides them by, float64 [p]: 1 for dummies.
 
     Raises:
@@ -386,6 +390,16 @@ class Design:
         self.scale = np.where(is_dummy | (deviations <= 0.0), 1.0, deviations)
         centre = ~is_dummy & self.has_intercept
         self.location = np.where(centre, reference.mean(axis=0), 0.0)
+        others = self.rows(self._shuffled(self.simulated(NUM_REFERENCE))).common
+        is_unknown = np.any(others != reference, axis=0) & ~is_dummy
+        self.widening = np.where(is_unknown, _WIDENING, 1.0)
+
+    def _shuffled(self, records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns records with other values where numbers have no typical ones."""
+        return {
+            name: values[::-1] if _is_wide(self.schema.columns[name]) else values
+            for name, values in records.items()
+        }
 
     def simulated(self, num: int, seed: int = 0, *, near: bool = False) -> dict[str, np.ndarray]:
         """Returns invented records of the covariates, some with missing values.
@@ -399,7 +413,7 @@ class Design:
         records = self.schema.simulate(num, seed)
         generator = np.random.default_rng([seed, 1])
         for name, column in self.schema.columns.items():
-            if near and isinstance(column, Numeric) and column.typical is None:
+            if near and _is_wide(column):
                 records[name] = _moved_near(column, records[name], generator)
         for name in self._incomplete:
             records[name] = records[name].astype(object)
@@ -573,6 +587,11 @@ def _private(formula: str) -> Iterator[None]:
         raise ValueError(
             f"formula={formula!r} cannot be evaluated for these records ({type(error).__name__})."
         ) from None
+
+
+def _is_wide(column: Column) -> TypeGuard[Numeric]:
+    """Returns whether bounds alone are known of a column of numbers, perhaps much too wide ones."""
+    return isinstance(column, Numeric) and column.typical is None
 
 
 def _moved_near(column: Numeric, values: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,8 @@ def regression(
         deviation, or a `tfd.Normal`, in the units of the formula. That of "Intercept" is for
         records at the typical values of the covariates. Others are normal with mean 0 and standard
         deviation 2.5 (ordinal: 1) for columns scaled to a typical deviation of 1, and outcomes
-        likewise in the normal and student families, as rstanarm's.
+        likewise in the normal and student families, as rstanarm's. They are up to four times as
+        wide for columns without typical values, whose bounds may be far apart.
       ledger: A `PrivacyLedger`, for instance on disk; by default one in memory.
       missing: None, or "indicator" for columns that may have missing values: these take the typical
         value, or a level of their own, and an indicator column is added.
@@ -404,7 +406,10 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
     unit = outcome.scale
     given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
     if intercept is None:
-        intercept = (0.0 if kind.is_scaled else outcome.location, INTERCEPT_SD)
+        # Records may lie elsewhere than at the middle of bounds that are wider than they need be.
+        elsewhere = kind.coefficient_sd * design.widening[design.widening > 1.0]
+        deviation = math.hypot(INTERCEPT_SD, *elsewhere)
+        intercept = (0.0 if kind.is_scaled else outcome.location, deviation)
     elif kind.is_scaled:
         intercept = ((intercept[0] - outcome.location) / unit, intercept[1] / unit)
     return Parts(
@@ -437,7 +442,7 @@ def _priors(
     if unknown := [name for name in priors if name not in known]:
         raise ValueError(f"priors has {unknown}, which are no terms: use {', '.join(known)}.")
     pairs = {name: _pair(name, prior) for name, prior in priors.items()}
-    result = [(0.0, deviation)] * len(design.labels)
+    result = [(0.0, deviation * widening) for widening in design.widening.tolist()]
     for name, place in design.terms.items():
         for number in range(place.start, place.stop):
             pair = pairs.get(design.labels[number], pairs.get(name))

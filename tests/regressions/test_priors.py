@@ -1,0 +1,70 @@
+"""Default priors where bounds are far wider than records, and priors that contradict these."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import tfp_dpvi as dpvi
+from tfp_dpvi.regressions.fit import described
+
+pytest.importorskip("formulae")
+
+BOUNDS = {"lower": 0, "upper": 100}
+SCHEMA = {
+    "custody": {"type": "binary"},
+    "male": {"type": "binary"},
+    "prev": {"type": "integer", **BOUNDS},
+}
+
+
+def widening(formula, **columns):
+    design, parts = described(f"custody ~ {formula}", "bernoulli", {**SCHEMA, **columns})
+    return dict(zip(design.labels, design.widening, strict=True)), parts.intercept[1]
+
+
+def test_priors_are_wider_where_no_typical_values_are_declared():
+    """Also of squares and interactions, and of the intercept, for records may lie elsewhere."""
+    declared = {"type": "continuous", **BOUNDS, "typical": [1.5, 0.7]}
+    factors, intercept = widening("male + z + prev + {prev**2} + male:prev + male:z", z=declared)
+    wider = {"prev", "I(prev ** 2)", "male:prev"}
+    assert factors == {name: 4.0 if name in wider else 1.0 for name in factors}
+    assert wider < set(factors)
+    assert intercept == pytest.approx(np.hypot(2.5, 10.0 * np.sqrt(3.0)))
+
+
+def test_priors_that_are_given_are_taken_as_they_are():
+    _, parts = described(
+        "custody ~ prev", "bernoulli", SCHEMA, {"prev": (0, 1), "Intercept": (1, 2)}
+    )
+    assert parts.coefficients[0][1] == pytest.approx(25.0, rel=0.02)
+    assert parts.intercept == (1, 2)
+
+
+def convictions(num=6000):
+    """One to four earlier convictions, of bounds from 0 to 100."""
+    generator = np.random.default_rng(0)
+    male = generator.integers(0, 2, num)
+    prev = generator.choice([1, 2, 3, 4], num, p=[0.65, 0.25, 0.07, 0.03])
+    custody = generator.random(num) < 1.0 / (1.0 + np.exp(1.2 - 0.8 * male - 0.6 * prev))
+    return {"male": male, "prev": prev, "custody": custody.astype(int)}
+
+
+def fit(**priors):
+    arguments = {"epsilon": 1.0, "delta": 1e-5, "seed": 3, "priors": priors}
+    return dpvi.regression("custody ~ male + prev", convictions(), "bernoulli", SCHEMA, **arguments)
+
+
+def test_a_slope_is_found_though_bounds_are_a_hundred_times_as_wide():
+    """A prior of deviation 2.5 for a quarter of the bounds halved it in silence."""
+    result = fit()
+    mean, sd = result.summary().loc["prev", ["mean", "sd"]]
+    assert abs(mean - 0.6) < stats.norm.isf(0.001) * sd
+    assert sd < 0.1
+    assert not result.warnings
+
+
+def test_a_prior_that_contradicts_the_records_is_said():
+    (sentence,) = fit(prev=(0.0, 0.02)).warnings
+    assert sentence.startswith("the prior contradicts the records: by it the estimate of ")
+    assert "priors=" in sentence
+    assert "prev" in sentence
