@@ -8,7 +8,15 @@ from scipy import stats
 from support.siblings import slow
 
 from tfp_dpvi.calibrated import checks as lib
-from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, extents, narrowing, scales, widths
+from tfp_dpvi.calibrated.checks import (
+    Checks,
+    ParameterChecks,
+    extents,
+    narrowing,
+    pulls,
+    scales,
+    widths,
+)
 from tfp_dpvi.calibrated.curvature import CurvaturePrior
 from tfp_dpvi.calibrated.mixture import Mixture
 from tfp_dpvi.calibrated.window import Window
@@ -23,7 +31,7 @@ def checks(**rows):
     return ParameterChecks(NAMES, **{name: np.ones(3) for name in FIELDS} | rows)
 
 
-FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z", "extent")
+FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z", "extent", "pull", "pull_z")
 
 
 @pytest.mark.parametrize(
@@ -59,11 +67,74 @@ def test_a_shift_warns_if_it_is_large_and_no_chance():
         rows = checks(shift=np.array([0.9, np.nan, shift]), shift_z=np.array([9.0, np.nan, z]))
         return failed(parameters=rows)
 
-    # Four tests, three parameters: 0.03 / 4 / 3 is 3.02 standard deviations.
-    assert shifted(-3.0, -2.9) == []
+    # Five tests, three parameters: 0.03 / 5 / 3 is 3.09 standard deviations.
+    assert shifted(-3.0, -3.0) == []
     assert shifted(-0.9, -9.0) == []
-    (sentence,) = shifted(-3.0, -3.1)
+    (sentence,) = shifted(-3.0, -3.2)
     assert sentence.startswith("the estimate of sigma is 3 posterior standard deviations from")
+
+
+def test_a_pull_warns_if_it_is_large_and_no_chance():
+    def pulled(pull, z):
+        rows = checks(pull=np.array([0.9, np.nan, pull]), pull_z=np.array([9.0, np.nan, z]))
+        return dataclasses.replace(TRAINED, parameters=rows).warnings
+
+    assert pulled(-3.0, -3.0) == []
+    assert pulled(-0.9, -9.0) == []
+    (sentence,) = pulled(-3.0, -3.2)
+    assert "by it the estimate of sigma is 3 posterior standard deviations from" in sentence
+
+
+def pulled_by(draw_truth, num, prior=(0.0, 1.0)):
+    """How much a normal prior pulls means of `num` outcomes of unit variance, 4,000 times."""
+    generator = np.random.default_rng(0)
+    truth = draw_truth(generator, 4000)
+    sds = np.full(4000, 1.0 / np.sqrt(1.0 + num))
+    means = num / (1.0 + num) * (truth + generator.normal(size=4000) / np.sqrt(num))
+    found = [
+        pulls(
+            Mixture(np.array([[mean]]), np.array([[[sd]]])),
+            np.array([prior[0] - mean]),
+            np.array([[prior[1]]]),
+            np.array([prior[0]]),
+        )
+        for mean, sd in zip(means, sds, strict=True)
+    ]
+    return np.abs(np.array(found)[:, :, 0].T)
+
+
+def test_a_prior_that_is_right_rarely_contradicts_records():
+    """5 % of 4,000 or fewer beyond two standard deviations: 246 or more in one run of 1,000."""
+    for num in (0.3, 10.0):
+        _, z = pulled_by(lambda generator, size: generator.normal(size=size), num)
+        assert np.sum(z > 1.96) < 246
+
+
+def test_a_prior_that_contradicts_records_is_seen_where_it_moves_the_estimate():
+    pull, z = pulled_by(lambda generator, size: np.full(size, 8.0), 4.0)
+    np.testing.assert_allclose(pull.mean(), 8.0 * 4.0 / 5.0 / np.sqrt(5.0), rtol=0.02)
+    assert np.mean(z > 4.0) > 0.99
+    # Many records are not moved.
+    pull, z = pulled_by(lambda generator, size: np.full(size, 8.0), 1000.0)
+    assert pull.max() < lib.MOST_PULL < z.min()
+
+
+def test_the_prior_of_one_coordinate_pulls_another():
+    """An intercept's, at a record far from all others, moves the slope."""
+    precision = np.diag([1.0, 1e-6])
+    covariance = np.array([[1.0, -0.5], [-0.5, 0.26]]) * 0.1
+    mean = np.array([9.0, -5.0])
+    mixture = Mixture(mean[None], np.linalg.cholesky(covariance)[None])
+    pull, z = pulls(mixture, -precision @ mean, precision, np.zeros(2))
+    np.testing.assert_allclose(pull, covariance @ [-9.0, 0.0] / np.sqrt(np.diag(covariance)), 1e-5)
+    assert np.all(np.abs(z) > 8.9)
+
+
+def test_a_prior_with_heavy_tails_or_of_a_hierarchy_pulls_by_the_weaker_of_both():
+    mixture = Mixture(np.array([[20.0]]), np.array([[[0.5]]]))
+    for own, expected in ((-0.1, -0.05), (-30.0, -10.0)):
+        pull, _ = pulls(mixture, np.array([own]), np.eye(1), np.zeros(1))
+        np.testing.assert_allclose(pull, expected)
 
 
 def test_tests_share_their_false_alarms_by_holms_procedure():

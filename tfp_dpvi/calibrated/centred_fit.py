@@ -12,7 +12,14 @@ import numpy as np
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
-from tfp_dpvi.calibrated.checks import Checks, ParameterChecks, check_posterior, extents, widths
+from tfp_dpvi.calibrated.checks import (
+    Checks,
+    ParameterChecks,
+    check_posterior,
+    extents,
+    pulls,
+    widths,
+)
 from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
 from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
@@ -370,8 +377,8 @@ def posterior_of(
         scaled = mixtures.exact_mixture(likelihood, *normal)
     else:
         near = NormalPrior.of_draws(near_draws / unit)
-        guess = mixtures.exact_mixture(likelihood, near.precision, near.precision @ near.mean)
-        start = guess.sample(256, generator)
+        normal = near.precision, near.precision @ near.mean
+        start = mixtures.exact_mixture(likelihood, *normal).sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
@@ -382,7 +389,8 @@ def posterior_of(
         index,
         log_prior,
     )
-    checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, generator)
+    pulled = pulls(scaled, log_prior(scaled.mean[None])[1][0], *normal)
+    checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, pulled, generator)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(
         mixture,
@@ -401,6 +409,7 @@ def _checks(
     mixture: Mixture,
     whitening: np.ndarray,
     place: np.ndarray | None,
+    pulled: tuple[np.ndarray, np.ndarray],
     generator: np.random.Generator,
 ) -> Checks:
     """Returns the checks, in whitened coordinates and of single parameters."""
@@ -455,6 +464,13 @@ def _checks(
         without_far_draws(draws, coordinates.names).std(axis=0)[index],
     )
     parameters = ParameterChecks(
-        coordinates.names, unknown, unknown, width, shift / sds, shift / error, extent
+        coordinates.names,
+        unknown,
+        unknown,
+        width,
+        shift / sds,
+        shift / error,
+        extent,
+        *pulled,
     )
     return checks.with_fit(excess, z, ranks, parameters)

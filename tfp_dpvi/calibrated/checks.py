@@ -24,6 +24,8 @@ LEAST_HALVES = 0.001
 # A lack of fit and a shift that matter: relative, and in posterior standard deviations.
 MOST_LACK_OF_FIT = 0.02
 MOST_SHIFT = 1.0
+# A pull by the prior that matters, in posterior standard deviations.
+MOST_PULL = 1.0
 # Of weighted scores, and the standard deviations of noise from which a share is surely above it.
 MOST_CUT = 0.01
 CLEAR_CUT = 2.33
@@ -170,16 +172,20 @@ class Checks:
             sentences += self.parameters.warnings
             if "shift" in failed:
                 sentences.append(self.parameters.shift_warning)
+            if "pull" in failed:
+                sentences.append(self.parameters.pull_warning)
         return sentences
 
     @property
     def p_values(self) -> dict[str, float]:
         """Returns the p-value of each test that applies: at most uniform where all is well."""
+        parameters = self.parameters
         found = {
             "halves": self.halves,
             "lack_of_fit": 2.0 * float(stats.norm.sf(abs(self.lack_of_fit_z))),
             "ranks": self.ranks,
-            "shift": math.nan if self.parameters is None else self.parameters.shift_p_value,
+            "shift": math.nan if parameters is None else parameters.shift_p_value,
+            "pull": math.nan if parameters is None else parameters.pull_p_value,
         }
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
@@ -327,6 +333,8 @@ class ParameterChecks:
       shift_z: The same in standard deviations of what is known of it.
       extent: How far from the window the posterior reaches, over the distance within which scores
         are linear, see `extents`.
+      pull: By how many posterior standard deviations the prior moves the estimate, see `pulls`.
+      pull_z: The same in standard deviations of what it moves estimates of its own draws.
     """
 
     names: Sequence[str]
@@ -336,12 +344,12 @@ class ParameterChecks:
     shift: np.ndarray
     shift_z: np.ndarray
     extent: np.ndarray
+    pull: np.ndarray
+    pull_z: np.ndarray
 
     def to_array(self) -> np.ndarray:
-        """Returns the diagnostics as one array of shape [6, D], to save."""
-        return np.stack(
-            [self.reaches, self.narrowing, self.width, self.shift, self.shift_z, self.extent]
-        )
+        """Returns the diagnostics as one array of shape [8, D], to save."""
+        return np.stack([getattr(self, name) for name in _ROWS])
 
     @classmethod
     def from_array(cls, names: Sequence[str], values: np.ndarray) -> ParameterChecks:
@@ -351,15 +359,18 @@ class ParameterChecks:
           names: Names of the coordinates.
           values: The array.
         """
-        missing = np.full([6 - len(values), len(names)], math.nan)
+        missing = np.full([len(_ROWS) - len(values), len(names)], math.nan)
         return cls(names, *values, *missing)
 
     @property
     def clear_shift(self) -> np.ndarray:
         """The absolute `shift` where chance is no reason for it, else 0; NaN if there is none."""
-        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        clear = np.where(chance < FALSE_ALARMS, np.abs(self.shift), 0.0)
-        return np.where(np.isnan(self.shift), math.nan, clear)
+        return _clear(self.shift, self.shift_z)
+
+    @property
+    def clear_pull(self) -> np.ndarray:
+        """The absolute `pull` where chance is no reason for it, else 0; NaN if there is none."""
+        return _clear(self.pull, self.pull_z)
 
     @property
     def doubtful(self) -> np.ndarray:
@@ -369,6 +380,7 @@ class ParameterChecks:
             (self.narrowing, MOST_NARROWING),
             (self.width, MOST_WIDTH),
             (self.clear_shift, MOST_SHIFT),
+            (self.clear_pull, MOST_PULL),
             (self.extent, MOST_EXTENT),
         )
         # False for NaN.
@@ -409,11 +421,12 @@ class ParameterChecks:
     @property
     def shift_p_value(self) -> float:
         """Returns the least p-value of a shift that matters, over all parameters; NaN for none."""
-        matters = np.abs(self.shift) > MOST_SHIFT
-        if not np.isfinite(self.shift_z).any():
-            return math.nan
-        chance = 2.0 * len(self.names) * stats.norm.sf(np.abs(self.shift_z))
-        return float(np.min(chance, where=matters, initial=1.0))
+        return _least_chance(self.shift, self.shift_z, MOST_SHIFT)
+
+    @property
+    def pull_p_value(self) -> float:
+        """Returns the least p-value of a pull that matters, over all parameters; NaN for none."""
+        return _least_chance(self.pull, self.pull_z, MOST_PULL)
 
     @property
     def shift_warning(self) -> str:
@@ -423,6 +436,16 @@ class ParameterChecks:
             f"the estimate of {moved} posterior standard deviations from that under a wider clip: "
             "the likelihood does not fit the tails, and a fit without privacy would differ; try "
             "another likelihood, or more terms of x"
+        )
+
+    @property
+    def pull_warning(self) -> str:
+        """Returns the sentence on the parameters that the prior pulls, and by no chance."""
+        pulled = self._over(self.clear_pull, MOST_PULL)
+        return (
+            f"the prior contradicts the records: by it the estimate of {pulled} posterior standard "
+            "deviations from where they are, and its draws are rarely as far from it; take a wider "
+            "prior, or one nearer to the records"
         )
 
     def _over(self, values: np.ndarray, limit: float) -> str:
@@ -436,6 +459,55 @@ class ParameterChecks:
         most = float(np.max(values[which]))
         times = f"{most:,.0f}" if most >= 10.0 else f"{most:.2g}"
         return f"{', '.join(names)} is {'up to ' if len(which) > 1 else ''}{times}"
+
+
+_ROWS = [field.name for field in dataclasses.fields(ParameterChecks) if field.name != "names"]
+
+
+def _clear(values: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """Returns absolute values where chance is no reason for them, else 0; NaN stays."""
+    chance = 2.0 * len(z) * stats.norm.sf(np.abs(z))
+    return np.where(
+        np.isnan(values), math.nan, np.where(chance < FALSE_ALARMS, np.abs(values), 0.0)
+    )
+
+
+def _least_chance(values: np.ndarray, z: np.ndarray, limit: float) -> float:
+    """Returns the least p-value of values beyond a limit, by Bonferroni; NaN if there is no z."""
+    if not np.isfinite(z).any():
+        return math.nan
+    chance = 2.0 * len(z) * stats.norm.sf(np.abs(z))
+    return float(np.min(chance, where=np.abs(values) > limit, initial=1.0))
+
+
+def pulls(
+    mixture: Mixture,
+    gradient: np.ndarray,
+    precision: np.ndarray,
+    linear: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns by how much a prior moves each coordinate of a posterior.
+
+    Parameters that the prior itself draws have posterior means whose distance from its own mean
+    varies at most as it does: the prior predictive check of Evans and Moshonov (Checking for
+    prior-data conflict, 2006), with the posterior's mean as the statistic. A prior that is not
+    normal is compared with a normal one of the same moments, and by the smaller of both pulls: its
+    own is weaker where its tails are heavy, and larger where other parameters make it narrow.
+
+    Args:
+      mixture: The posterior.
+      gradient: That of the prior's log density at the posterior's mean, shape [D].
+      precision: The prior's precision, shape [D, D].
+      linear: The precision times the prior's mean, shape [D].
+
+    Returns:
+      The pull in posterior standard deviations, and over its standard deviation, both [D].
+    """
+    covariance = mixture.covariance
+    own, normal = covariance @ gradient, covariance @ (linear - precision @ mixture.mean)
+    moved = np.where(np.abs(own) < np.abs(normal), own, normal)
+    chance = np.diag(covariance @ precision @ covariance)
+    return moved / np.sqrt(np.diag(covariance)), normal / np.sqrt(chance)
 
 
 def widths(before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -306,6 +306,14 @@ def _of_parameters(checks: ParameterChecks) -> list[CheckRow]:
             "estimates that the tails would move under a wider clip",
             "a fault in the bulk of the outcomes",
         ),
+        _worst(
+            "pull",
+            checks.names,
+            checks.clear_pull,
+            limits.MOST_PULL,
+            "a prior that contradicts the records and moves the estimate",
+            "a prior that few records or much noise cannot contradict",
+        ),
     ]
 
 

@@ -51,6 +51,12 @@ _MEANINGS = (
         "with more of the tails, and a fit without privacy would differ; {fit}",
     ),
     (
+        r"the prior contradicts the records: by it the estimate of (.*) posterior standard .*",
+        r"the prior contradicts the records: by it the estimate of \1 posterior standard "
+        "deviations from where they are; give typical values in the schema, or wider priors by "
+        "priors=",
+    ),
+    (
         r"the posterior of (.*) times as far from the last steps as .*",
         r"there are too few records for this noise: the interval of \1 times as wide, or as far "
         rf"from the last steps, as the method allows; {_LARGER}",
