@@ -36,6 +36,7 @@ from tfp_dpvi.calibrated.whitening import (
     ReleasedSums,
     SeenCurvature,
     SimulatedMoments,
+    least_eigenvalue,
     log_mean,
     symmetric,
     whitening_of,
@@ -82,6 +83,9 @@ _MOST_STRETCH = 0.25
 _LEAST_SIGNAL = 1.5
 # The least information of a direction, over that in new coordinates, that noise has not hidden.
 _MUCH_LESS = 0.3
+# The least eigenvalue of the matrix at weighted inputs, over the noise of the release that weighted
+# them, from which it is no remainder of that noise.
+_LEAST_SEEN = 3.0
 # Of what is expected, an excess of clipped scores' squares that says that parameters are far off.
 _FAR = 0.5
 # Newton steps at once, of a search that passes parameters where information differs.
@@ -125,11 +129,13 @@ class _Look(NamedTuple):
       seen: The curvature as they show it.
       is_alike: Whether private inputs resemble the public ones, perhaps weighted.
       weights: The weights of the public inputs that make them alike; None for the present ones.
+      shows_all: Whether their least eigenvalue is more than what noise leaves of a smaller one.
     """
 
     seen: SeenCurvature
     is_alike: bool
     weights: InputWeights | None = None
+    shows_all: bool = True
 
 
 class Slope(NamedTuple):
@@ -158,6 +164,7 @@ class _Course:
       released: The sums that were released up to the last call, by name.
       since: The first block of steps in the present coordinates, after the public ones.
       window: The block with which the window begins.
+      least: See `_least_share`, with weighted public inputs.
     """
 
     last_finite: np.ndarray
@@ -169,6 +176,7 @@ class _Course:
     released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     since: int = _PUBLIC
     window: int = _BURN_IN
+    least: float = 0.0
 
     @property
     def blocks(self) -> np.ndarray:
@@ -439,6 +447,7 @@ class Scoring:
         unlike = self._course.unlike
         whitening = whitening_of(information + self._prior_per_record(), self._order)
         if unlike is None:
+            whitening = self._less_clipped(theta, whitening)
             self._use(FitCoordinates(whitening, trusted=True))
             moments = self.likelihood.moments_at(theta, whitening)
             information = symmetric(whitening @ moments.information @ whitening.T)
@@ -449,6 +458,24 @@ class Scoring:
             moments = self._moments_alike(theta)
             information = symmetric(unlike.whitening @ unlike.information @ unlike.whitening.T)
         self._set_target(information, moments)
+
+    def _less_clipped(self, theta: np.ndarray, whitening: np.ndarray) -> np.ndarray:
+        """Returns coordinates in which the clip leaves of each direction what releases can show.
+
+        Weighted inputs keep a few far ones, as many as noise may hide. They have most of the
+        information of a direction in which private inputs hardly vary, but the clip cuts them.
+
+        Args:
+          theta: The parameters, shape [d].
+          whitening: W, in which these inputs have equal information, shape [d, d].
+        """
+        if self.likelihood.weights is None:
+            return whitening
+        matrix = self.likelihood.moments_at(theta, whitening).matrix
+        magnified = _magnified(matrix / np.trace(matrix), self._course.least)
+        prior = self.prior.whitened(whitening) / self.num_records
+        relative: np.ndarray = whitening_of(magnified + prior, np.arange(self.size))
+        return relative @ whitening
 
     def _see_progress(
         self, accumulated: dict[str, Any], mechanism: Mechanism, *, may_search: bool
@@ -505,7 +532,7 @@ class Scoring:
         if is_far or look.seen.window.curvature_signal < _LEAST_SIGNAL:
             return
         if look.weights is not None:
-            self._use_weights(look)
+            self._use_weights(look, 1)
         if look.is_alike:
             return
         curvatures = look.seen.draw(_FLATTENED)
@@ -513,14 +540,20 @@ class Scoring:
         if self._course.unlike is not None:
             back = np.linalg.inv(self._course.unlike.whitening)
         information = symmetric(back @ information @ back.T)
-        magnified = _magnified(information, _least_share(curvatures, 1))
+        magnified = _magnified(information, _least_share(_noise_over(curvatures), 1))
         prior = self.prior.whitened(back @ self._coordinates.whitening) / self.num_records
         relative = whitening_of(magnified + prior, np.arange(self.size))
         self._course.unlike = _Unlike(information, relative, _noise_over(curvatures))
 
-    def _use_weights(self, look: _Look) -> None:
-        """Weights the public inputs, which then resemble the private ones."""
+    def _use_weights(self, look: _Look, num_blocks: int) -> None:
+        """Weights the public inputs, which then resemble the private ones.
+
+        Args:
+          look: What says how.
+          num_blocks: Of so many blocks of steps.
+        """
         self._course.unlike = None
+        self._course.least = _least_share(look.seen.relative_noise, num_blocks)
         self.likelihood.use_weights(look.weights)
 
     def _has_moved(self, before: np.ndarray) -> bool:
@@ -621,13 +654,13 @@ class Scoring:
         step *= min(1.0, 2.0 * self._step.longest / max(length, 1e-12))
         self.theta.assign(whitening.T @ (curvatures.window.theta + step))
         if look.weights is not None:
-            self._use_weights(look)
+            self._use_weights(look, len(blocks))
             self._follow_public_inputs()
-            return is_far or self._has_moved(whitening)
+            return is_far or self._has_moved(whitening) or not look.shows_all
         if look.is_alike or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return is_far
         information = self._information(curvatures)
-        magnified = _magnified(information, _least_share(curvatures, len(blocks)))
+        magnified = _magnified(information, _least_share(_noise_over(curvatures), len(blocks)))
         relative = whitening_of(magnified + precision / num, np.arange(self.size))
         self._use(
             FitCoordinates(relative @ whitening, trusted=False, noise=_noise_over(curvatures))
@@ -679,7 +712,8 @@ class Scoring:
         noise = weights.noise * self.size / np.trace(balanced.matrix)
         weighted = self.seen_of(released, halves, balanced, whitening, True, noise=noise)
         if self._are_alike(weighted):
-            return _Look(weighted, True, weights)
+            least = self.num_records * least_eigenvalue(balanced.matrix)
+            return _Look(weighted, True, weights, least > _LEAST_SEEN * released.matrix_sd)
         return _Look(seen, is_alike)
 
     def _released(
@@ -799,17 +833,16 @@ def _first_step(block: int, num_steps: int) -> int:
     return -(-num_steps * block // NUM_BLOCKS)
 
 
-def _least_share(curvatures: Curvatures, num_blocks: int) -> float:
+def _least_share(noise: float, num_blocks: int) -> float:
     """Returns up to which share of the mean a direction with less information is magnified.
 
     Then the release of a usual window shows how much that is.
 
     Args:
-      curvatures: What was released.
+      noise: That of a release, over the mean of its diagonal.
       num_blocks: In so many blocks of steps.
     """
-    noise = _noise_over(curvatures) * math.sqrt(num_blocks / (NUM_BLOCKS - _BURN_IN))
-    return float(min(1.0, _LEAST_OVER_NOISE * noise))
+    return min(1.0, _LEAST_OVER_NOISE * noise * math.sqrt(num_blocks / (NUM_BLOCKS - _BURN_IN)))
 
 
 def _noise_over(curvatures: Curvatures) -> float:

@@ -47,6 +47,10 @@ _LIKELY = 0.5
 _NOISY = (4.0, 12.0)
 # And the most of it that a hidden direction has.
 _MOST_HIDDEN = 0.25
+# Standard deviations of the noise by which draws of a direction contradict its release.
+_CONTRADICTS = 2.0
+# Of the mean eigenvalue: what is less is none, as of dummies of all levels beside an intercept.
+_NONE = 1e-4
 # The released curvature over its noise from which public inputs no longer matter.
 _KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
@@ -426,6 +430,8 @@ class SeenCurvature:
       trusted: As the argument.
       window: The released sums.
       lack_of_fit: See `ReleasedExcess`.
+      relative_noise: The noise's standard deviation on the diagonal of the released matrix, over
+        the mean of the diagonal at public inputs.
       stretch: By how much, beyond two standard deviations, the logarithm of a coordinate's scale is
         another one than at public inputs; 0 in coordinates of released values.
     """
@@ -459,6 +465,7 @@ class SeenCurvature:
         matrix = num_records * simulated.matrix
         level = np.trace(matrix) / size
         matrix = matrix + _RIDGE * level * eye
+        self.relative_noise = float(released.matrix_sd / level)
         self._is_dense = released.matrix.ndim == 2
         self.stretch = 0.0
         if not self._is_dense:
@@ -538,7 +545,8 @@ class SeenCurvature:
             far = _if_above(0.0 if self.trusted else _LIKELY, self._noisy.combined)
             if self.trusted and window.curvature_signal < _KNOWN:
                 far = max(far, _if_above(_SURELY_UNLIKE, 1.0 - self.resembles))
-            if _is_hidden(matrices.mean(axis=0), window.matrix, window.matrix_sd):
+            mean = matrices.mean(axis=0)
+            if _is_hidden(mean, window.matrix, window.matrix_sd, source.matrix):
                 far = 1.0
         else:
             matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
@@ -569,20 +577,39 @@ class SeenCurvature:
         )
 
 
-def _is_hidden(matrix: np.ndarray, released: np.ndarray, noise: float) -> bool:
+def least_eigenvalue(matrix: np.ndarray) -> float:
+    """Returns the least eigenvalue of a matrix at public inputs that is not zero by design.
+
+    Args:
+      matrix: Symmetric, shape [d, d].
+    """
+    values = np.linalg.eigvalsh(matrix)
+    return float(np.min(values, where=values > _NONE * values.mean(), initial=values[-1]))
+
+
+def _is_hidden(
+    matrix: np.ndarray, released: np.ndarray, noise: float, simulated: np.ndarray
+) -> bool:
     """Returns whether noise hides how little information a direction has, and only a prior says it.
+
+    Or the release contradicts what draws say: such a prior was surer than it might be.
 
     Args:
       matrix: The mean of the curvature's draws, shape [d, d].
       released: Its noisy release, shape [d, d].
       noise: The noise's standard deviation on the diagonal of `released`.
+      simulated: The matrix at public inputs, up to a factor, shape [d, d].
     """
     values, vectors = np.linalg.eigh(matrix)
     least, most = _NOISY
     is_noisy = least * noise < values.mean() < most * noise
     is_small = values[0] < _MOST_HIDDEN * values.mean()
-    seen = vectors[:, 0] @ released @ vectors[:, 0]
-    return bool(is_noisy and is_small and seen < noise)
+    direction = vectors[:, 0]
+    by_design = direction @ simulated @ direction < _NONE * np.trace(simulated) / len(simulated)
+    seen = direction @ released @ direction
+    is_guess = is_noisy and seen < noise
+    is_contradicted = seen < values[0] - _CONTRADICTS * noise
+    return bool(is_small and not by_design and (is_guess or is_contradicted))
 
 
 def _relative_slope(simulated: SimulatedMoments) -> np.ndarray:
