@@ -101,10 +101,11 @@ def test_weights_have_the_noise_of_the_releases_that_found_them(fits):
     even = np.full(8192, 1.0 / 8192)
     # Large values alone, that no weights make small.
     large = np.where(likelihood.pool.numpy()[:, 0] > 3.0, 1.0, 0.0)
-    for before, noise in ((even, 0.6e-3), (large / large.sum(), 1e-3)):
-        likelihood.use_weights(InputWeights(before, 0.75e-3))
+    relative = 1e-3 * 3.0 / np.trace(released)
+    for before, expected in ((even, 0.6), (large / large.sum(), 1.0)):
+        likelihood.use_weights(InputWeights(before, 0.75 * relative))
         found = likelihood.balanced(theta, whitening, released, 1e-3)
-        assert found.noise == pytest.approx(noise)
+        assert found.noise == pytest.approx(expected * relative)
     likelihood.use_weights(None)
 
 

@@ -7,7 +7,8 @@ Read the files in this order. Each imports from those before it only.
   applies; `pairing` does it for one model.
 * `window` averages the released values; `hmc` samples; `columns` draws the curvature if few columns
   are unlike the public ones, and `curvature` does so given a noisy release in general; `mixture`
-  computes the posterior from these draws; `checks` says whether to trust it.
+  computes the posterior from these draws; `conflict` says whether the prior contradicts them, and
+  `checks` whether to trust it.
 * `simulation` and `nonlinear` improve it by simulated records at public inputs; `posterior` puts
   these together; `summary` prints the result; `state` keeps it for a model; `pilots` chooses the
   settings of a fit.

@@ -25,8 +25,8 @@ class InputWeights(NamedTuple):
 
     Attributes:
       values: They sum to 1, shape [n].
-      noise: The noise's standard deviation on the diagonal of the mean of the released matrices by
-        which they were found.
+      noise: Of the released matrices by which they were found, the noise's standard deviation on
+        the diagonal, over the diagonal's mean.
     """
 
     values: np.ndarray

@@ -17,9 +17,9 @@ from tfp_dpvi.calibrated.checks import (
     ParameterChecks,
     check_posterior,
     extents,
-    pulls,
     widths,
 )
+from tfp_dpvi.calibrated.conflict import pulls
 from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
 from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
@@ -372,13 +372,13 @@ def posterior_of(
         value, gradient = coordinates.log_density(points * unit)
         return value, gradient * unit
 
-    normal = mixtures.gaussian_prior(log_prior, near_draws[:64] / unit)
-    if normal is not None:
-        scaled = mixtures.exact_mixture(likelihood, *normal)
+    normal = mixtures.normal_part(log_prior, near_draws[:64] / unit)
+    if normal.is_normal.all():
+        scaled = mixtures.exact_mixture(likelihood, normal.precision, normal.linear)
     else:
         near = NormalPrior.of_draws(near_draws / unit)
-        normal = near.precision, near.precision @ near.mean
-        start = mixtures.exact_mixture(likelihood, *normal).sample(256, generator)
+        guess = mixtures.exact_mixture(likelihood, near.precision, near.precision @ near.mean)
+        start = guess.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
@@ -389,7 +389,7 @@ def posterior_of(
         index,
         log_prior,
     )
-    pulled = pulls(scaled, log_prior(scaled.mean[None])[1][0], *normal)
+    pulled = pulls(likelihood, normal)
     checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, pulled, generator)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(

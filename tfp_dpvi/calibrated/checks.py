@@ -333,7 +333,8 @@ class ParameterChecks:
       shift_z: The same in standard deviations of what is known of it.
       extent: How far from the window the posterior reaches, over the distance within which scores
         are linear, see `extents`.
-      pull: By how many posterior standard deviations the prior moves the estimate, see `pulls`.
+      pull: By how many posterior standard deviations a normal prior moves the estimate, see
+        `conflict.pulls`; NaN for other priors.
       pull_z: The same in standard deviations of what it moves estimates of its own draws.
     """
 
@@ -443,8 +444,8 @@ class ParameterChecks:
         """Returns the sentence on the parameters that the prior pulls, and by no chance."""
         pulled = self._over(self.clear_pull, MOST_PULL)
         return (
-            f"the prior contradicts the records: by it the estimate of {pulled} posterior standard "
-            "deviations from where they are, and its draws are rarely as far from it; take a wider "
+            f"the prior contradicts the records: it moves the estimate, and that of {pulled} "
+            "posterior standard deviations from where the records alone have it; take a wider "
             "prior, or one nearer to the records"
         )
 
@@ -478,36 +479,6 @@ def _least_chance(values: np.ndarray, z: np.ndarray, limit: float) -> float:
         return math.nan
     chance = 2.0 * len(z) * stats.norm.sf(np.abs(z))
     return float(np.min(chance, where=np.abs(values) > limit, initial=1.0))
-
-
-def pulls(
-    mixture: Mixture,
-    gradient: np.ndarray,
-    precision: np.ndarray,
-    linear: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns by how much a prior moves each coordinate of a posterior.
-
-    Parameters that the prior itself draws have posterior means whose distance from its own mean
-    varies at most as it does: the prior predictive check of Evans and Moshonov (Checking for
-    prior-data conflict, 2006), with the posterior's mean as the statistic. A prior that is not
-    normal is compared with a normal one of the same moments, and by the smaller of both pulls: its
-    own is weaker where its tails are heavy, and larger where other parameters make it narrow.
-
-    Args:
-      mixture: The posterior.
-      gradient: That of the prior's log density at the posterior's mean, shape [D].
-      precision: The prior's precision, shape [D, D].
-      linear: The precision times the prior's mean, shape [D].
-
-    Returns:
-      The pull in posterior standard deviations, and over its standard deviation, both [D].
-    """
-    covariance = mixture.covariance
-    own, normal = covariance @ gradient, covariance @ (linear - precision @ mixture.mean)
-    moved = np.where(np.abs(own) < np.abs(normal), own, normal)
-    chance = np.diag(covariance @ precision @ covariance)
-    return moved / np.sqrt(np.diag(covariance)), normal / np.sqrt(chance)
 
 
 def widths(before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -236,13 +236,14 @@ class ScoredLikelihood:
         i, j = self._pairs
         # Both entries off the diagonal are released.
         noises = noise * np.where(i == j, 1.0, math.sqrt(0.5))
+        relative = noise * self.size / float(np.trace(released))
         for before in befores:
             products = self._products_at(theta, whitening, np.flatnonzero(before.values)[-1] + 1)
             values = balanced_weights(
                 products, released[i, j], noises, before.values, _LEAST_EFFECTIVE * self._num
             )
             if values is not None:
-                return InputWeights(values, (before.noise**-2 + noise**-2) ** -0.5)
+                return InputWeights(values, (before.noise**-2 + relative**-2) ** -0.5)
         return None
 
     def _products_at(self, theta: np.ndarray, whitening: np.ndarray, num: int) -> np.ndarray:

@@ -165,6 +165,7 @@ class _Course:
       since: The first block of steps in the present coordinates, after the public ones.
       window: The block with which the window begins.
       least: See `_least_share`, with weighted public inputs.
+      public: W in which the public inputs have equal information, shape [d, d].
     """
 
     last_finite: np.ndarray
@@ -177,6 +178,7 @@ class _Course:
     since: int = _PUBLIC
     window: int = _BURN_IN
     least: float = 0.0
+    public: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def blocks(self) -> np.ndarray:
@@ -368,6 +370,7 @@ class Scoring:
     def restart(self) -> None:
         """Forgets the coordinates of earlier fits, whose rounding the next one would have."""
         self._coordinates = self._first_coordinates
+        self.likelihood.use_weights(None)
 
     def start_anew(self) -> None:
         """Returns to the start of the first fit."""
@@ -446,6 +449,7 @@ class Scoring:
         theta = self._course.last_finite = self._theta()
         unlike = self._course.unlike
         whitening = whitening_of(information + self._prior_per_record(), self._order)
+        self._course.public = whitening
         if unlike is None:
             whitening = self._less_clipped(theta, whitening)
             self._use(FitCoordinates(whitening, trusted=True))
@@ -536,9 +540,8 @@ class Scoring:
         if look.is_alike:
             return
         curvatures = look.seen.draw(_FLATTENED)
-        information, back = self._information(curvatures), np.eye(self.size)
-        if self._course.unlike is not None:
-            back = np.linalg.inv(self._course.unlike.whitening)
+        information = self._information(curvatures)
+        back = self._course.public @ np.linalg.inv(self._coordinates.whitening)
         information = symmetric(back @ information @ back.T)
         magnified = _magnified(information, _least_share(_noise_over(curvatures), 1))
         prior = self.prior.whitened(back @ self._coordinates.whitening) / self.num_records
@@ -703,14 +706,13 @@ class Scoring:
             balanced = self.likelihood.moments_at(released.theta, whitening, weights)
         present = self.likelihood.weights
         if trusted and present is not None:
-            noise = present.noise * self.size / np.trace(simulated.matrix)
+            noise = present.noise
         seen = self.seen_of(released, halves, simulated, whitening, trusted, balanced, noise)
         is_alike = self._are_alike(seen)
         is_enough = is_alike and present is None
         if not weigh or is_enough or weights is None or balanced is None:
             return _Look(seen, is_alike)
-        noise = weights.noise * self.size / np.trace(balanced.matrix)
-        weighted = self.seen_of(released, halves, balanced, whitening, True, noise=noise)
+        weighted = self.seen_of(released, halves, balanced, whitening, True, noise=weights.noise)
         if self._are_alike(weighted):
             least = self.num_records * least_eigenvalue(balanced.matrix)
             return _Look(weighted, True, weights, least > _LEAST_SEEN * released.matrix_sd)

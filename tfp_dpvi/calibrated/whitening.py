@@ -48,7 +48,7 @@ _NOISY = (4.0, 12.0)
 # And the most of it that a hidden direction has.
 _MOST_HIDDEN = 0.25
 # Standard deviations of the noise by which draws of a direction contradict its release.
-_CONTRADICTS = 2.0
+_CONTRADICTS = 2.5
 # Of the mean eigenvalue: what is less is none, as of dummies of all levels beside an intercept.
 _NONE = 1e-4
 # The released curvature over its noise from which public inputs no longer matter.

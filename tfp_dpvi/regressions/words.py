@@ -51,10 +51,10 @@ _MEANINGS = (
         "with more of the tails, and a fit without privacy would differ; {fit}",
     ),
     (
-        r"the prior contradicts the records: by it the estimate of (.*) posterior standard .*",
-        r"the prior contradicts the records: by it the estimate of \1 posterior standard "
-        "deviations from where they are; give typical values in the schema, or wider priors by "
-        "priors=",
+        r"the prior contradicts the records: it moves the estimate, and that of (.*) posterior .*",
+        r"the prior contradicts the records: by it \1 posterior standard deviations from where the "
+        "records alone have it; take a wider one by priors=, or give typical values in the schema "
+        "where it has none",
     ),
     (
         r"the posterior of (.*) times as far from the last steps as .*",
