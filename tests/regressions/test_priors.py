@@ -29,7 +29,9 @@ def test_priors_are_wider_where_no_typical_values_are_declared():
     wider = {"prev", "I(prev ** 2)", "male:prev"}
     assert factors == {name: 4.0 if name in wider else 1.0 for name in factors}
     assert wider < set(factors)
-    assert intercept == pytest.approx(np.hypot(2.5, 10.0 * np.sqrt(3.0)))
+    assert intercept == pytest.approx(np.hypot(2.5, 10.0))
+    _, intercept = widening("z + prev", z=dict(SCHEMA["prev"]))
+    assert intercept == pytest.approx(np.sqrt(2.5**2 + 10.0**2 + 10.0**2))
 
 
 def test_priors_that_are_given_are_taken_as_they_are():
@@ -38,6 +40,8 @@ def test_priors_that_are_given_are_taken_as_they_are():
     )
     assert parts.coefficients[0][1] == pytest.approx(25.0, rel=0.02)
     assert parts.intercept == (1, 2)
+    _, parts = described("custody ~ prev", "bernoulli", SCHEMA, {"prev": (0, 0.02)})
+    assert parts.intercept[1] == pytest.approx(np.hypot(2.5, 0.5), rel=0.01)
 
 
 def convictions(num=6000):
@@ -65,6 +69,22 @@ def test_a_slope_is_found_though_bounds_are_a_hundred_times_as_wide():
 
 def test_a_prior_that_contradicts_the_records_is_said():
     (sentence,) = fit(prev=(0.0, 0.02)).warnings
-    assert sentence.startswith("the prior contradicts the records: by it the estimate of ")
+    assert sentence.startswith("the prior contradicts the records: by it ")
     assert "priors=" in sentence
     assert "prev" in sentence
+
+
+def test_groups_that_do_not_differ_contradict_no_prior():
+    """A half-normal prior has its mode there."""
+    generator = np.random.default_rng(1)
+    data = {"x": generator.normal(size=6000), "area": generator.choice(list("abcdef"), 6000)}
+    data["y"] = np.clip(0.5 * data["x"] + generator.normal(size=6000), -9.0, 9.0)
+    schema = {
+        "y": {"type": "continuous", "lower": -9, "upper": 9, "typical": [0, 1.1]},
+        "x": {"type": "continuous", "lower": -9, "upper": 9, "typical": [0, 1]},
+        "area": {"type": "categorical", "categories": list("abcdef")},
+    }
+    data["x"] = np.clip(data["x"], -9.0, 9.0)
+    arguments = {"epsilon": 8.0, "delta": 1e-5, "seed": 1}
+    result = dpvi.regression("y ~ x + (1 | area)", data, "normal", schema, **arguments)
+    assert not [sentence for sentence in result.warnings if "contradicts" in sentence]

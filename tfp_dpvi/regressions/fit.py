@@ -150,6 +150,8 @@ def regression(
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
     schema = Schema.of(schema)
+    if isinstance(measured, str):
+        raise TypeError(f"measured must be a list of columns, such as [{measured!r}].")
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
@@ -407,7 +409,8 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
     given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
     if intercept is None:
         # Records may lie elsewhere than at the middle of bounds that are wider than they need be.
-        elsewhere = kind.coefficient_sd * design.widening[design.widening > 1.0]
+        sds = np.array([sd for _, sd in given])
+        elsewhere = [sds[changed].max(initial=0.0) for changed in design.wide]
         deviation = math.hypot(INTERCEPT_SD, *elsewhere)
         intercept = (0.0 if kind.is_scaled else outcome.location, deviation)
     elif kind.is_scaled:
