@@ -189,17 +189,17 @@ def delta(value: Unchecked, name: str = "delta") -> float:
     return result
 
 
-def probability(name: str, value: Unchecked) -> float:
-    """Returns a sampling probability in (0, 1].
+def probability(name: str, value: Unchecked, fix: str = "pass a number in (0, 1]") -> float:
+    """Returns a probability in (0, 1].
 
     Args:
       name: The name of the argument.
       value: The argument.
+      fix: What to do.
 
     Raises:
       TypeError, ValueError: The value is no such number.
     """
-    fix = "pass the expected batch size over the number of records, a number in (0, 1]"
     result = real(name, value, fix)
     if not 0.0 < result <= 1.0:
         raise ValueError(f"{name}={value!r} must lie in (0, 1]; {fix}.")

@@ -170,9 +170,13 @@ def test_every_integer_has_one_bin_and_comes_back_within_it(lower, width, bins, 
     kind=st.sampled_from(["float32", "float64"]),
 )
 def test_every_number_has_one_bin_and_samples_are_within_the_bounds(lower, width, bins, kind):
-    table = Schema({"a": Continuous(lower, lower + width, bins=bins)})
+    # Bounds that a dtype rounds to numbers beyond them are refused.
+    lower, upper = (float(np.dtype(kind).type(bound)) for bound in (lower, lower + width))
+    if not lower < upper:
+        return
+    table = Schema({"a": Continuous(lower, upper, bins=bins)})
     column = table.columns["a"]
-    values = np.array([lower, lower + width / 2, column.upper])
+    values = np.array([lower, (lower + upper) / 2, column.upper])
     codes = table.encode({"a": values})
     assert codes[0] == 0
     assert codes[-1] == bins - 1

@@ -56,6 +56,26 @@ def test_counts_in_awkward_units(poisson):
     check_near(poisson, "poisson")
 
 
+def test_predictions_have_the_index_of_their_records(poisson):
+    """Assigned to a part of a frame they would else belong to other records, or be missing."""
+    frame = pd.DataFrame({name: values[:9] for name, values in simulated("poisson").items()})
+    part = frame[frame.index % 2 == 0]
+    predicted = poisson.predict(part)
+    assert list(predicted.index) == [0, 2, 4, 6, 8]
+    np.testing.assert_array_equal(predicted, poisson.predict(part.to_dict("list")))
+
+
+@pytest.mark.parametrize("term", ["{}", "age + {}", "age:{}", "np.log1p({})", "(1 | {})"])
+def test_an_outcome_is_no_term(term):
+    with pytest.raises(ValueError, match="formula has the outcome 'y' as a term"):
+        described("y ~ " + term.format("y"), "poisson", asked("poisson")[1])
+
+
+def test_measured_is_a_list():
+    with pytest.raises(TypeError, match=r"measured must be a list of columns, such as \['age'\]"):
+        fit("poisson", measured="age")
+
+
 def test_predictions_effects_and_text(poisson):
     new = {name: values[:4] for name, values in simulated("poisson").items() if name != "y"}
     table = poisson.predict(pd.DataFrame(new))

@@ -160,7 +160,10 @@ class Schema:
         return json.dumps(self.to_dict(), indent=2)
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}: {column.described}" for name, column in self.columns.items())
+        return "\n".join(
+            f"{name}: {column.described}{', may be missing' if column.missing else ''}"
+            for name, column in self.columns.items()
+        )
 
     def questions(self) -> list[str]:
         """Returns what a curator must be able to answer before the schema is used.

@@ -137,7 +137,9 @@ class PoissonSampling(SamplingScheme):
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "probability", check.probability("probability", self.probability))
+        fix = "pass the expected batch size over the number of records, a number in (0, 1]"
+        probability = check.probability("probability", self.probability, fix)
+        object.__setattr__(self, "probability", probability)
 
     def dp_event(self, mechanism: DpEvent, num_releases: int) -> DpEvent:
         """See `SamplingScheme`. Returns `PoissonSampledDpEvent(q, mechanism)`, self-composed."""

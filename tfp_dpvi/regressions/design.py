@@ -137,6 +137,7 @@ class Design:
       groups: The group effects.
       has_intercept: Whether the formula has an intercept.
       location: What the model subtracts from each common column, float64 [p].
+      wide: Which coefficients are of each column of numbers without typical values, bool [w, p].
       widening: By how much wider default priors are, since columns without typical values may vary
         less than their bounds say, float64 [p].
       scale: What it divides them by, float64 [p]: 1 for dummies.
@@ -220,6 +221,9 @@ class Design:
                 f"formula has two terms named {min(repeated)}, without parentheses: derive one of "
                 "them as a column of its own."
             )
+        terms = [*description.common_terms, *description.group_terms]
+        if any(self.outcome in getattr(term, "var_names", ()) for term in terms):
+            raise ValueError(f"formula has the outcome {self.outcome!r} as a term: leave it out.")
         for call in calls_of(description):
             self._check_call(call, schema)
         for term in description.group_terms:
@@ -390,16 +394,12 @@ class Design:
         self.scale = np.where(is_dummy | (deviations <= 0.0), 1.0, deviations)
         centre = ~is_dummy & self.has_intercept
         self.location = np.where(centre, reference.mean(axis=0), 0.0)
-        others = self.rows(self._shuffled(self.simulated(NUM_REFERENCE))).common
-        is_unknown = np.any(others != reference, axis=0) & ~is_dummy
-        self.widening = np.where(is_unknown, _WIDENING, 1.0)
-
-    def _shuffled(self, records: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns records with other values where numbers have no typical ones."""
-        return {
-            name: values[::-1] if _is_wide(self.schema.columns[name]) else values
-            for name, values in records.items()
-        }
+        records = self.simulated(NUM_REFERENCE)
+        wide = [name for name in records if _is_wide(self.schema.columns[name])]
+        changed = [self.rows({**records, name: records[name][::-1]}).common for name in wide]
+        are_changed = [np.any(other != reference, axis=0) & ~is_dummy for other in changed]
+        self.wide = np.array(are_changed).reshape(len(wide), reference.shape[1])
+        self.widening = np.where(self.wide.any(axis=0), _WIDENING, 1.0)
 
     def simulated(self, num: int, seed: int = 0, *, near: bool = False) -> dict[str, np.ndarray]:
         """Returns invented records of the covariates, some with missing values.

@@ -327,15 +327,17 @@ class Regression:
           seed: The seed of the draws of outcomes.
 
         Returns:
-          A pandas DataFrame with a row each record: "mean", "mean_low" and "mean_high" of the
-          expected outcome (of successes among trials their number, of censored outcomes those that
-          no limit hides, which need no limits), "low" and "high" of outcomes;
+          A pandas DataFrame with a row each record, and the index of a pandas `data`: "mean",
+          "mean_low" and "mean_high" of the expected outcome (of successes among trials their number,
+          of censored outcomes those that no limit hides, which need no limits), "low" and "high" of
+          outcomes;
           for categorical and ordinal families the mean and the ends of each level's probability.
         """
         import pandas
 
         tail = (1.0 - check.probability("level", level)) / 2.0
         means, outcomes = self._predicted(self.design.rows(data, with_limits=False), seed)
+        index = data.index if isinstance(data, pandas.DataFrame) else None
         if means.ndim == 3:
             levels = outcome_levels(self.design.schema.columns[self.design.outcome])
             low, high = np.quantile(means, [tail, 1.0 - tail], axis=0)
@@ -344,7 +346,7 @@ class Regression:
                 columns[name] = means[:, :, place].mean(axis=0)
                 columns[f"{name} low"] = low[:, place]
                 columns[f"{name} high"] = high[:, place]
-            return pandas.DataFrame(columns)
+            return pandas.DataFrame(columns, index)
         ends = [tail, 1.0 - tail]
         mean_low, mean_high = np.quantile(means, ends, axis=0)
         low, high = np.quantile(outcomes, ends, axis=0)
@@ -355,7 +357,8 @@ class Regression:
                 "mean_high": mean_high,
                 "low": low,
                 "high": high,
-            }
+            },
+            index,
         )
 
     def _score(self, rows: Rows) -> np.ndarray:
