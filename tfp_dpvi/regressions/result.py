@@ -328,9 +328,9 @@ class Regression:
 
         Returns:
           A pandas DataFrame with a row each record, and the index of a pandas `data`: "mean",
-          "mean_low" and "mean_high" of the expected outcome (of successes among trials their number,
-          of censored outcomes those that no limit hides, which need no limits), "low" and "high" of
-          outcomes;
+          "mean_low" and "mean_high" of the expected outcome (of successes among trials their
+          number, of censored outcomes those that no limit hides, which need no limits), "low" and
+          "high" of outcomes;
           for categorical and ordinal families the mean and the ends of each level's probability.
         """
         import pandas
