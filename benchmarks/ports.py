@@ -224,11 +224,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         PAGE.write_text(page, encoding="utf-8")
         return {}
     rows = json.loads(args.output.read_text())["rows"] if args.output.exists() else {}
+    # Once: the file that is written here is part of the checkout.
+    commit = harness.commit()
     for name in args.only:
         rows[name] = {
             "plain": run(name, False, args.quick),
             "private": run(name, True, args.quick),
-            "commit": harness.commit(),
+            "commit": commit,
             "code": harness.code_hash(),
         }
         ordered = {each: rows[each] for each in PORTS if each in rows}
