@@ -68,7 +68,10 @@ def test_a_slope_is_found_though_bounds_are_a_hundred_times_as_wide():
 
 
 def test_a_prior_that_contradicts_the_records_is_said():
-    (sentence,) = fit(prev=(0.0, 0.02)).warnings
+    result = fit(prev=(0.0, 0.02))
+    (sentence,) = result.warnings
+    # The privacy report has the same words.
+    assert sentence.replace("\n", " ") in " ".join(str(result.privacy_report()).split())
     assert sentence.startswith("the prior contradicts the records: by it ")
     assert "priors=" in sentence
     assert "prev" in sentence

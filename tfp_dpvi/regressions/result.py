@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 4000
 _NUM_PREDICTIVE = 1000
 _SHARES = ("noise", "data", "prior")
+# How the model's caveat of each warning begins.
+_DO_NOT_TRUST = "do not trust the posterior's intervals: "
 
 
 class Regression:
@@ -104,12 +106,19 @@ class Regression:
         checks = self._posterior_summary.checks
         if checks is None:
             return [NO_POSTERIOR]
+        return [self._in_own_words(each) for each in checks.warnings]
+
+    def _in_own_words(self, sentence: str) -> str:
+        """Returns a warning of the model in the words of a formula."""
         names = self.parts.names_of_model(self.design)
         is_censored = self.design.limit is not None
-        return [
-            in_own_words(each, self.parts.family, names, is_censored=is_censored)
-            for each in checks.warnings
-        ]
+        return in_own_words(sentence, self.parts.family, names, is_censored=is_censored)
+
+    def _own_caveat(self, caveat: str) -> str:
+        sentence = caveat.removeprefix(_DO_NOT_TRUST)
+        if sentence == caveat:
+            return caveat
+        return f"{_DO_NOT_TRUST}{self._in_own_words(sentence.removesuffix('.'))}."
 
     def summary(self, level: float = 0.94) -> pandas.DataFrame:
         """Returns a table of coefficients in the units of the formula.
@@ -220,7 +229,9 @@ class Regression:
         Args:
           delta: As in `DPModel.privacy_report`.
         """
-        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.design.schema))
+        report = self.model.privacy_report(delta)
+        caveats = tuple(self._own_caveat(caveat) for caveat in report.caveats)
+        return dataclasses.replace(report, caveats=caveats, schema=str(self.design.schema))
 
     def _described(self) -> list[str]:
         """Returns the paragraphs of a report that are not about privacy."""
