@@ -71,6 +71,17 @@ def test_an_outcome_is_no_term(term):
         described("y ~ " + term.format("y"), "poisson", asked("poisson")[1])
 
 
+@pytest.mark.parametrize("term", ["bs(age, knots=[40])", "C(ward, levels=['A', 'B', 'C'])"])
+def test_a_list_in_a_formula_is_a_constant(term):
+    with pytest.raises(ValueError, match=r"formula has a list: name it, .* constants="):
+        described(f"y ~ {term}", "poisson", asked("poisson")[1])
+
+
+def test_priors_are_a_dict():
+    with pytest.raises(TypeError, match="priors must be a dict, such as"):
+        described("y ~ age", "poisson", asked("poisson")[1], [("age", 1)])
+
+
 def test_measured_is_a_list():
     with pytest.raises(TypeError, match=r"measured must be a list of columns, such as \['age'\]"):
         fit("poisson", measured="age")

@@ -185,7 +185,13 @@ class Design:
                 "formula has (x || g): group effects are intercepts, (1 | g); for slopes of each "
                 "level use an interaction, x:g."
             )
-        if "[" in re.sub(r"`.*?`|'.*?'|\".*?\"", "", self._right_side):
+        unquoted = re.sub(r"`.*?`|'.*?'|\".*?\"", "", self._right_side)
+        if argument := re.search(r"(\w+)\s*=\s*\[", unquoted):
+            raise ValueError(
+                f"formula has a list: name it, such as {argument[1]}=k, and pass it as "
+                "constants={'k': [...]}."
+            )
+        if "[" in unquoted:
             # formulae would take all levels of such a column.
             raise ValueError(
                 "formula has the level of a covariate, x[level]: write {x == 'level'} for it alone."

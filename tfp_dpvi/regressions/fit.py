@@ -441,7 +441,9 @@ def _priors(
     design: Design, priors: Mapping[str, Any], unit: float, deviation: float
 ) -> tuple[list[tuple[float, float]], tuple[float, float] | None]:
     """Returns means and deviations of coefficients on the model's scale, and the intercept's."""
-    known = [*design.terms, *design.labels, "Intercept"]
+    if not isinstance(priors, Mapping):
+        raise TypeError("priors must be a dict, such as {'age': (0, 0.1)}.")
+    known = list(dict.fromkeys([*design.terms, *design.labels, "Intercept"]))
     if unknown := [name for name in priors if name not in known]:
         raise ValueError(f"priors has {unknown}, which are no terms: use {', '.join(known)}.")
     pairs = {name: _pair(name, prior) for name, prior in priors.items()}
