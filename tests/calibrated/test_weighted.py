@@ -132,7 +132,7 @@ def test_what_noise_hid_is_looked_at_again(fits):
         # None of it by design.
         (0.0, 0.0, 10.0, 1e-4, False),
         # Draws that their release contradicts, however small the noise.
-        (12.0, 3.0, 4.0, 12.0, True),
+        (12.0, 1.0, 4.0, 12.0, True),
         (12.0, 5.0, 4.0, 12.0, False),
     ],
 )
