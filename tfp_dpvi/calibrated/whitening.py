@@ -608,7 +608,8 @@ def _is_hidden(
     by_design = direction @ simulated @ direction < _NONE * np.trace(simulated) / len(simulated)
     seen = direction @ released @ direction
     is_guess = is_noisy and seen < noise
-    is_contradicted = seen < values[0] - _CONTRADICTS * noise
+    # Small noise alone contradicts by little, which matters to no interval.
+    is_contradicted = seen < min(values[0] - _CONTRADICTS * noise, 0.5 * values[0])
     return bool(is_small and not by_design and (is_guess or is_contradicted))
 
 
