@@ -100,6 +100,8 @@ def test_predictions_effects_and_text(poisson):
         poisson.effects("y")
     text = repr(poisson)
     assert text.index("epsilon 1") < text.index("ward[C]")
+    # The test's fit has a seed.
+    assert text.splitlines()[0].endswith("NOT PRIVATE")
     assert "<table" in poisson._repr_html_()
     report = poisson.report()
     for part in ("typically 45000 +- 30000 (declared)", "prior of income", "Privacy report"):
@@ -191,6 +193,8 @@ def test_arviz_reads_and_draws_a_regression(poisson, tmp_path):
         ({"data": {"age": np.full(3, 30), "y": np.array([1, 2, -1])}}, "outside its public"),
         ({"data": {"age": np.full(3, 30), "y": np.array([1, 2, 0.5])}}, "not Integer"),
         ({"data": 3}, "data must be"),
+        ({"data": {"age": np.zeros(0), "y": np.zeros(0)}}, "data has no rows"),
+        ({"seed": "a"}, "seed='a' is not an integer"),
         ({"schema": {"y": {"type": "count"}}}, "needs a type"),
     ],
 )  # fmt: skip

@@ -94,7 +94,7 @@ class DPModel(Model):
 
     def __init__(self, *, seed: int | None = None, name: str | None = None, **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)
-        self._dp = State(None if seed is None else int(seed))
+        self._dp = State(None if seed is None else check.count("seed", seed))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Sets an attribute; a setting that steps have read is refused while a fit runs."""

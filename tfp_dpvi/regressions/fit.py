@@ -157,6 +157,8 @@ def regression(
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
     settings = {**persons, **_weights(schema, weights, data, outside)}
     y = outcome_values(design, family, parts.outcome, data)
+    if not len(y):
+        raise ValueError("data has no rows: pass at least one record.")
     rows = design.rows(data)
     checked = _checked(design, checks, check_columns, data)
     if measured:

@@ -248,6 +248,7 @@ class Regression:
         return (
             f"{formula}   ({self.parts.family}, {report.num_records} {report.unit}s, "
             f"epsilon {report.epsilon:.2g}, delta {report.delta:.2g})"
+            f"{'' if report.private else ' NOT PRIVATE'}"
         )
 
     def __repr__(self) -> str:

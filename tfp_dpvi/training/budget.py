@@ -141,8 +141,8 @@ def calibrate(
         raise BudgetExhaustedError(
             f"epsilon={target.epsilon:g} at delta={target.delta:g} is the lifetime total for these "
             f"data, and {spent:.4g} of it is spent.\n"
-            "To keep some for later fits, use compile(planned_epochs=...) before the first; "
-            "or compile with a larger epsilon."
+            "Pass a larger epsilon, the total of all their fits; or keep some for later ones, with "
+            "compile(planned_epochs=...) before the first."
         )
     return mechanism.calibrated(
         ledger, epsilon=target.epsilon, delta=target.delta, num_releases=steps
