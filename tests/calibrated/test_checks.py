@@ -66,10 +66,10 @@ def test_a_shift_warns_if_it_is_large_and_no_chance():
         rows = checks(shift=np.array([0.9, np.nan, shift]), shift_z=np.array([9.0, np.nan, z]))
         return failed(parameters=rows)
 
-    # Five tests, three parameters: 0.03 / 5 / 3 is 3.09 standard deviations.
-    assert shifted(-3.0, -3.0) == []
+    # Five tests, two parameters with a score: 0.03 / 5 / 2 is 2.97 standard deviations.
+    assert shifted(-3.0, -2.9) == []
     assert shifted(-0.9, -9.0) == []
-    (sentence,) = shifted(-3.0, -3.2)
+    (sentence,) = shifted(-3.0, -3.0)
     assert sentence.startswith("the estimate of sigma is 3 posterior standard deviations from")
 
 
@@ -78,9 +78,9 @@ def test_a_pull_warns_if_it_is_large_and_no_chance():
         rows = checks(pull=np.array([0.9, np.nan, pull]), pull_z=np.array([9.0, np.nan, z]))
         return dataclasses.replace(TRAINED, parameters=rows).warnings
 
-    assert pulled(-3.0, -3.0) == []
+    assert pulled(-3.0, -2.9) == []
     assert pulled(-0.9, -9.0) == []
-    (sentence,) = pulled(-3.0, -3.2)
+    (sentence,) = pulled(-3.0, -3.0)
     assert "that of sigma is 3 posterior standard deviations from where the records" in sentence
 
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 from support import statistics
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.calibrated.centred import WIDER, centre_outcomes
-from tfp_dpvi.calibrated.wider import ReleasedShift, WiderClip, is_worth
+from tfp_dpvi.calibrated.wider import ReleasedShift, WiderClip, is_worth, z_scores
 from tfp_dpvi.gradients import Clip
 
 OUTCOMES = 5
@@ -46,7 +47,7 @@ def model():
     return slope, matrix, ratio, variance
 
 
-def z_scores(model, outcomes, sampling=1.0):
+def scores_of_sets(model, outcomes, sampling=1.0):
     """Scores of the shift of both parameters, for data sets with outcomes of their own."""
     slope, matrix, ratio, variance = model
     generator = np.random.default_rng(statistics.fresh_key().numpy() % 2**31)
@@ -61,7 +62,7 @@ def z_scores(model, outcomes, sampling=1.0):
         # Taken at the true parameters, where a wrong ratio of slopes does no harm.
         there = np.zeros([2, 2])
         shift, error = released.of_parameters(NUM * slope, NUM * matrix, there, np.eye(2))
-        scores.append(shift / error)
+        scores.append(shift / np.sqrt(np.diag(error)))
     return np.array(scores)
 
 
@@ -71,10 +72,14 @@ def test_the_error_is_that_of_a_right_model(model):
 
     The mutation forgets that outcomes vary.
     """
-    deviation = np.sqrt(np.mean(z_scores(model, lambda generator: generator.normal(size=NUM)) ** 2))
+    deviation = np.sqrt(
+        np.mean(scores_of_sets(model, lambda generator: generator.normal(size=NUM)) ** 2)
+    )
     assert 0.7 < deviation < 1.3
     faulty = np.sqrt(
-        np.mean(z_scores(model, lambda generator: generator.normal(size=NUM), sampling=0.0) ** 2)
+        np.mean(
+            scores_of_sets(model, lambda generator: generator.normal(size=NUM), sampling=0.0) ** 2
+        )
     )
     assert faulty > 1.3
 
@@ -85,7 +90,37 @@ def test_a_wrong_tail_is_seen_that_a_scale_absorbs(model):
     def outcomes(generator):
         return 0.66 * generator.standard_t(3.0, size=NUM)
 
-    assert np.median(np.abs(z_scores(model, outcomes)[:, 1])) > 4.0
+    assert np.median(np.abs(scores_of_sets(model, outcomes)[:, 1])) > 4.0
+
+
+def least_chances(moves):
+    """The least p-value of moves of each data set, whose errors have correlations of 0.3."""
+    size = moves.shape[1]
+    covariance = 0.7 * np.eye(size) + 0.3
+    factor = np.linalg.cholesky(covariance)
+    scores = [np.max(z_scores(factor @ each, covariance)) for each in moves]
+    return 2.0 * size * stats.norm.sf(scores)
+
+
+@pytest.mark.parametrize("size", [7, 40])
+def test_moves_by_chance_alone_are_called_so(size):
+    """Of 4,000 sets 7 or 8 % have a chance below 10 %, and 4 to 6 standard errors more are 10 %.
+
+    The mutation counts the least of two tests once, and has 12 to 15 %.
+    """
+    generator = np.random.default_rng(statistics.fresh_key().numpy() % 2**31)
+    share = np.mean(least_chances(generator.normal(size=[4000, size])) < 0.1)
+    assert 0.04 < share < 0.1
+
+
+def test_what_all_moves_show_together_is_seen_and_one_alone_as_well():
+    generator = np.random.default_rng(0)
+    noise = generator.normal(size=[200, 7])
+    # Each of seven is 2.2 off, which is nothing in seven; or one of 40 is 6 off.
+    assert np.mean(least_chances(noise + 2.2) < 0.004) > 0.8
+    one = np.zeros(40)
+    one[0] = 6.0
+    assert np.mean(least_chances(generator.normal(size=[200, 40]) + one) < 0.004) > 0.8
 
 
 def test_it_is_released_where_noise_does_not_hide_it():

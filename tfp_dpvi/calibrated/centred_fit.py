@@ -28,6 +28,7 @@ from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribu
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
+from tfp_dpvi.calibrated.wider import z_scores
 from tfp_dpvi.data import Records, UnitRows, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of, zeros_like
@@ -445,14 +446,15 @@ def _checks(
     ranks = math.nan
     if curvatures.ranks is not None:
         ranks = curvatures.ranks.p_value(*at)
-    shift, error = unknown.copy(), unknown.copy()
+    shift, shift_z = unknown.copy(), unknown.copy()
     if curvatures.shift is not None:
-        shift[index], error[index] = curvatures.shift.of_parameters(
+        shift[index], covariance = curvatures.shift.of_parameters(
             curvatures.slopes.mean(axis=0),
             curvatures.matrices.mean(axis=0),
             in_phi.covariance,
             whitening,
         )
+        shift_z[index] = z_scores(shift[index], covariance)
     sds = np.sqrt(np.diag(mixture.covariance))
     extent = unknown.copy()
     back = whitening.T
@@ -469,7 +471,7 @@ def _checks(
         unknown,
         width,
         shift / sds,
-        shift / error,
+        shift_z,
         extent,
         *pulled,
     )

@@ -26,6 +26,7 @@ MOST_LACK_OF_FIT = 0.02
 MOST_SHIFT = 1.0
 # A pull by the prior that matters, in posterior standard deviations.
 MOST_PULL = 1.0
+_LIMITS = {"shift": MOST_SHIFT, "pull": MOST_PULL}
 # Of weighted scores, and the standard deviations of noise from which a share is surely above it.
 MOST_CUT = 0.01
 CLEAR_CUT = 2.33
@@ -184,9 +185,9 @@ class Checks:
             "halves": self.halves,
             "lack_of_fit": 2.0 * float(stats.norm.sf(abs(self.lack_of_fit_z))),
             "ranks": self.ranks,
-            "shift": math.nan if parameters is None else parameters.shift_p_value,
-            "pull": math.nan if parameters is None else parameters.pull_p_value,
         }
+        if parameters is not None:
+            found |= {name: parameters.p_value(name) for name in _LIMITS}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     @property
@@ -330,7 +331,8 @@ class ParameterChecks:
       narrowing: How many times the prior of the curvature alone narrows the posterior's interval.
       width: The width of the posterior's 90 % interval over the prior's, see `widths`.
       shift: By how many posterior standard deviations the estimate would move under a wider clip.
-      shift_z: The same in standard deviations of what is known of it.
+      shift_z: The same in standard deviations of what is known of it, or what all coordinates show
+        together; see `wider.z_scores`.
       extent: How far from the window the posterior reaches, over the distance within which scores
         are linear, see `extents`.
       pull: By how many posterior standard deviations a normal prior moves the estimate, see
@@ -363,15 +365,29 @@ class ParameterChecks:
         missing = np.full([len(_ROWS) - len(values), len(names)], math.nan)
         return cls(names, *values, *missing)
 
-    @property
-    def clear_shift(self) -> np.ndarray:
-        """The absolute `shift` where chance is no reason for it, else 0; NaN if there is none."""
-        return _clear(self.shift, self.shift_z)
+    def clear(self, name: str) -> np.ndarray:
+        """Returns absolute values where chance is no reason for them, else 0; NaN stays.
 
-    @property
-    def clear_pull(self) -> np.ndarray:
-        """The absolute `pull` where chance is no reason for it, else 0; NaN if there is none."""
-        return _clear(self.pull, self.pull_z)
+        Args:
+          name: "shift" or "pull".
+        """
+        values = np.abs(getattr(self, name))
+        return np.where(self._chances(name) >= FALSE_ALARMS, np.minimum(values, 0.0), values)
+
+    def p_value(self, name: str) -> float:
+        """Returns the least p-value of values that matter, over all parameters; NaN for none.
+
+        Args:
+          name: "shift" or "pull".
+        """
+        chances, matters = self._chances(name), np.abs(getattr(self, name)) > _LIMITS[name]
+        none = math.nan if np.isnan(chances).all() else 1.0
+        return float(np.min(chances, where=matters, initial=none))
+
+    def _chances(self, name: str) -> np.ndarray:
+        """Returns the p-values of all z scores that are known, by Bonferroni's bound."""
+        z = getattr(self, f"{name}_z")
+        return np.asarray(2.0 * np.isfinite(z).sum() * stats.norm.sf(np.abs(z)))
 
     @property
     def doubtful(self) -> np.ndarray:
@@ -380,8 +396,8 @@ class ParameterChecks:
             (self.reaches, MOST_REACHES),
             (self.narrowing, MOST_NARROWING),
             (self.width, MOST_WIDTH),
-            (self.clear_shift, MOST_SHIFT),
-            (self.clear_pull, MOST_PULL),
+            (self.clear("shift"), MOST_SHIFT),
+            (self.clear("pull"), MOST_PULL),
             (self.extent, MOST_EXTENT),
         )
         # False for NaN.
@@ -420,19 +436,9 @@ class ParameterChecks:
         return sentences
 
     @property
-    def shift_p_value(self) -> float:
-        """Returns the least p-value of a shift that matters, over all parameters; NaN for none."""
-        return _least_chance(self.shift, self.shift_z, MOST_SHIFT)
-
-    @property
-    def pull_p_value(self) -> float:
-        """Returns the least p-value of a pull that matters, over all parameters; NaN for none."""
-        return _least_chance(self.pull, self.pull_z, MOST_PULL)
-
-    @property
     def shift_warning(self) -> str:
         """Returns the sentence on the parameters whose shift matters and is no chance."""
-        moved = self._over(self.clear_shift, MOST_SHIFT)
+        moved = self._over(self.clear("shift"), MOST_SHIFT)
         return (
             f"the estimate of {moved} posterior standard deviations from that under a wider clip: "
             "the likelihood does not fit the tails, and a fit without privacy would differ; try "
@@ -442,7 +448,7 @@ class ParameterChecks:
     @property
     def pull_warning(self) -> str:
         """Returns the sentence on the parameters that the prior pulls, and by no chance."""
-        pulled = self._over(self.clear_pull, MOST_PULL)
+        pulled = self._over(self.clear("pull"), MOST_PULL)
         return (
             f"the prior contradicts the records: it moves the estimate, and that of {pulled} "
             "posterior standard deviations from where the records alone have it; take a wider "
@@ -463,22 +469,6 @@ class ParameterChecks:
 
 
 _ROWS = [field.name for field in dataclasses.fields(ParameterChecks) if field.name != "names"]
-
-
-def _clear(values: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Returns absolute values where chance is no reason for them, else 0; NaN stays."""
-    chance = 2.0 * len(z) * stats.norm.sf(np.abs(z))
-    return np.where(
-        np.isnan(values), math.nan, np.where(chance < FALSE_ALARMS, np.abs(values), 0.0)
-    )
-
-
-def _least_chance(values: np.ndarray, z: np.ndarray, limit: float) -> float:
-    """Returns the least p-value of values beyond a limit, by Bonferroni; NaN if there is no z."""
-    if not np.isfinite(z).any():
-        return math.nan
-    chance = 2.0 * len(z) * stats.norm.sf(np.abs(z))
-    return float(np.min(chance, where=np.abs(values) > limit, initial=1.0))
 
 
 def widths(before: np.ndarray, after: np.ndarray) -> np.ndarray:

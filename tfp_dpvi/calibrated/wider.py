@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, stats
 
 from tfp_dpvi.calibrated.centred import WIDER, BlockSums
 from tfp_dpvi.gradients.clip import Clip
@@ -21,6 +21,8 @@ from tfp_dpvi.privacy import Sensitivity
 _LEAST_RECORDS_EACH = 200
 # By which share the wide clip's slope may differ from what public inputs say.
 _SLOPE_ERROR = 0.2
+# Standard deviations from which a parameter has a part in what all of them show together.
+_HAS_PART = 2.0
 
 
 def is_worth(size: int, num_records: int) -> bool:
@@ -88,16 +90,41 @@ class ReleasedShift:
     def of_parameters(
         self, slope: np.ndarray, matrix: np.ndarray, covariance: np.ndarray, whitening: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns by how much parameters would move under the wide clip, and the error: shapes [d].
+        """Returns by how much parameters would move under the wide clip, and the error.
 
         Args:
           slope: The slope A of the narrow clip's sum, shape [d, d].
           matrix: The sum of the capped matrix, shape [d, d].
           covariance: The posterior's covariance in whitened coordinates, shape [d, d].
           whitening: W, shape [d, d].
+
+        Returns:
+          The moves, shape [d], and their covariance if the model is right, shape [d, d].
         """
         back = whitening.T @ linalg.inv(self.ratio * slope)
         variance = self.noise**2 * np.eye(len(slope)) + self.sampling * matrix
         # Of the distance of the steps from the truth, as far as the slopes' ratio is wrong.
         rest = _SLOPE_ERROR**2 * whitening.T @ covariance @ whitening
-        return back @ self.away, np.sqrt(np.diag(back @ variance @ back.T + rest))
+        return back @ self.away, back @ variance @ back.T + rest
+
+
+def z_scores(moves: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Returns a z score of each move, whose chance by Bonferroni's bound is the least of two tests.
+
+    One test is of the move alone, the other of all moves together, which sees what is spread over
+    several. Each probability is counted twice, since either test may fail.
+
+    Args:
+      moves: As of `ReleasedShift.of_parameters`, shape [d].
+      covariance: Their covariance if the model is right, shape [d, d].
+
+    Returns:
+      Shape [d].
+    """
+    size = len(moves)
+    own = np.abs(moves) / np.sqrt(np.diag(covariance))
+    alone = 2.0 * size * stats.norm.sf(own)
+    together = stats.chi2.sf(moves @ linalg.solve(covariance, moves, assume_a="pos"), size)
+    least = np.where(own > _HAS_PART, np.minimum(alone, together), alone)
+    # The least that is not 0 keeps scores finite.
+    return np.asarray(stats.norm.isf(np.clip(2.0 * least, 1e-300, 1.0) / (2.0 * size)))

@@ -301,7 +301,7 @@ def _of_parameters(checks: ParameterChecks) -> list[CheckRow]:
         _worst(
             "shift",
             checks.names,
-            checks.clear_shift,
+            checks.clear("shift"),
             limits.MOST_SHIFT,
             "estimates that the tails would move under a wider clip",
             "a fault in the bulk of the outcomes",
@@ -309,7 +309,7 @@ def _of_parameters(checks: ParameterChecks) -> list[CheckRow]:
         _worst(
             "pull",
             checks.names,
-            checks.clear_pull,
+            checks.clear("pull"),
             limits.MOST_PULL,
             "a prior that contradicts the records and moves the estimate",
             "a prior that few records or much noise cannot contradict",
