@@ -28,7 +28,7 @@ PACKAGE = ROOT / "tfp_dpvi"
 DRAWING = ROOT / "docs" / "architecture.md"
 MARKS = ("<!-- drawing: begin, written by .ci/structure.py -->", "<!-- drawing: end -->")
 
-STATE_ROOMS = ("training", "models", "networks")
+STATE_ROOMS = ("training", "calibrated", "models", "networks")
 INFINITIES = ("math.inf", "np.inf", "numpy.inf", "float('inf')", "inf")
 
 # Each package or module of the top level imports from those before it only.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import io
@@ -95,12 +96,20 @@ def code_hash(sources: dict[str, str] | None = None) -> str:
     Results of several sittings are one study as long as it is the same.
 
     Args:
-      sources: Texts by path; None for `tfp_dpvi` of this checkout.
+      sources: Texts by path; None for `tfp_dpvi` of this checkout, as it is at the first call.
     """
-    if sources is None:
-        root = pathlib.Path(__file__).resolve().parents[1]
-        files = (root / "tfp_dpvi").rglob("*.py")
-        sources = {file.relative_to(root).as_posix(): file.read_text() for file in files}
+    return _hash_of_checkout() if sources is None else _hash_of(sources)
+
+
+@functools.cache
+def _hash_of_checkout() -> str:
+    """Parses the whole package, which takes seconds: once a process."""
+    root = pathlib.Path(__file__).resolve().parents[1]
+    files = (root / "tfp_dpvi").rglob("*.py")
+    return _hash_of({file.relative_to(root).as_posix(): file.read_text() for file in files})
+
+
+def _hash_of(sources: dict[str, str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(sources):
         tree = ast.parse(sources[path])

@@ -198,7 +198,7 @@ def test_coordinates_leave_of_each_direction_what_the_windows_noise_shows(far_fi
     likelihood.use_weights(InputWeights(weights / weights.sum(), 1e-4))
     found = []
     for least in (1e-6, 0.3):
-        scoring._course.least = least
+        scoring._course.inputs.least = least
         scoring._follow_public_inputs()
         found.append(scoring._coordinates.whitening)
     matrix = likelihood.moments_at(scoring._theta(), found[0]).matrix

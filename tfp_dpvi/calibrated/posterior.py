@@ -36,8 +36,6 @@ LOG = logging.getLogger("tfp_dpvi")
 # Raised for arrays that are not finite or not of full rank.
 FAILURES = (np.linalg.LinAlgError, ValueError, tf.errors.OpError)
 
-# Numbers of all components for one draw, up to which all are drawn.
-MOST_AT_ONCE = 50_000
 _NUM_PLACES = 64
 _PAIRS_A_COORDINATE = 5
 # Pairs that show the curvature's shape, at places of the path: many, since few inform a group.
@@ -121,7 +119,7 @@ class Calibrated:
 
 
 class _Kernels(tfd.MixtureSameFamily):
-    """Normal components of which each draw takes one.
+    """Normal components of one shape, of which each draw takes one.
 
     TFP's own mixture draws from all of them each time: gigabytes for the kernels of many levels.
     """
@@ -130,13 +128,11 @@ class _Kernels(tfd.MixtureSameFamily):
         parts = self.components_distribution
         for_picks, for_normals = tfp.random.split_seed(seed)
         picks = self.mixture_distribution.sample(n, seed=for_picks)
-        locs, factors = parts.loc, parts.scale.to_dense()
+        locs, factor = parts.loc, parts.scale.to_dense()[0]
         normals = tf.random.stateless_normal(
             tf.stack([n, tf.shape(locs)[-1]]), for_normals, dtype=locs.dtype
         )
-        if factors.shape[0] == 1:
-            return tf.gather(locs, picks) + tf.linalg.matmul(normals, factors[0], transpose_b=True)
-        return tf.gather(locs, picks) + tf.linalg.matvec(tf.gather(factors, picks), normals)
+        return tf.gather(locs, picks) + tf.linalg.matmul(normals, factor, transpose_b=True)
 
 
 def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Distribution:
@@ -149,7 +145,7 @@ def mixture_distribution(mixture: Mixture, coordinates: Coordinates) -> tfd.Dist
     dtype = coordinates.dtype.as_numpy_dtype
     parts = tfd.MultivariateNormalTriL(mixture.locs.astype(dtype), mixture.scales.astype(dtype))
     weights = tfd.Categorical(logits=np.zeros(len(mixture.locs), dtype))
-    kind = _Kernels if mixture.locs.size > MOST_AT_ONCE else tfd.MixtureSameFamily
+    kind = _Kernels if len(mixture.scales) == 1 else tfd.MixtureSameFamily
     mixed: Any = kind(weights, parts)
     return tfd.TransformedDistribution(mixed, coordinates.bijector, name="posterior")
 

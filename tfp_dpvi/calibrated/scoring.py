@@ -151,6 +151,23 @@ class Slope(NamedTuple):
 
 
 @dataclasses.dataclass
+class _Comparison:
+    """The comparison of private inputs with the public ones, as released curvature shows it.
+
+    Attributes:
+      unlike: How the private information differs from that at public inputs; None if it does not.
+      num_seen: How many blocks of steps in public coordinates were looked at.
+      least: See `_least_share`, with weighted public inputs.
+      whitening: W in which the public inputs have equal information, shape [d, d].
+    """
+
+    unlike: _Unlike | None = None
+    num_seen: int = 0
+    least: float = 0.0
+    whitening: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
+
+
+@dataclasses.dataclass
 class _Course:
     """The progress of a fit, as seen from released and public values.
 
@@ -158,27 +175,21 @@ class _Course:
       last_finite: The last parameters with information, shape [d].
       search: The search of scales.
       caution: By how much steps are shorter than planned.
-      unlike: How the private information differs from that at public inputs; None if it does not.
-      num_seen: How many blocks of steps in public coordinates were looked at.
+      inputs: How private inputs compare with the public ones.
       has_searched: Whether the present block has long steps of a search.
       released: The sums that were released up to the last call, by name.
       since: The first block of steps in the present coordinates, after the public ones.
       window: The block with which the window begins.
-      least: See `_least_share`, with weighted public inputs.
-      public: W in which the public inputs have equal information, shape [d, d].
     """
 
     last_finite: np.ndarray
     search: Search
     caution: Caution = dataclasses.field(default_factory=Caution)
-    unlike: _Unlike | None = None
-    num_seen: int = 0
+    inputs: _Comparison = dataclasses.field(default_factory=_Comparison)
     has_searched: bool = False
     released: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     since: int = _PUBLIC
     window: int = _BURN_IN
-    least: float = 0.0
-    public: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
 
     @property
     def blocks(self) -> np.ndarray:
@@ -316,8 +327,8 @@ class Scoring:
         course = self._course
         if step <= public:
             block = last_block(step, num_steps)
-            if course.num_seen < block < _PUBLIC:
-                course.num_seen = block
+            if course.inputs.num_seen < block < _PUBLIC:
+                course.inputs.num_seen = block
                 # What a long search released holds at none of the parameters that it passed.
                 if not course.has_searched:
                     self._see_private_inputs(accumulated, mechanism, block - 1)
@@ -447,9 +458,9 @@ class Scoring:
                 self._theta(), self._coordinates.whitening
             ).information
         theta = self._course.last_finite = self._theta()
-        unlike = self._course.unlike
+        unlike = self._course.inputs.unlike
         whitening = whitening_of(information + self._prior_per_record(), self._order)
-        self._course.public = whitening
+        self._course.inputs.whitening = whitening
         if unlike is None:
             whitening = self._less_clipped(theta, whitening)
             self._use(FitCoordinates(whitening, trusted=True))
@@ -476,7 +487,7 @@ class Scoring:
         if self.likelihood.weights is None:
             return whitening
         matrix = self.likelihood.moments_at(theta, whitening).matrix
-        magnified = _magnified(matrix / np.trace(matrix), self._course.least)
+        magnified = _magnified(matrix / np.trace(matrix), self._course.inputs.least)
         prior = self.prior.whitened(whitening) / self.num_records
         relative: np.ndarray = whitening_of(magnified + prior, np.arange(self.size))
         return relative @ whitening
@@ -541,12 +552,12 @@ class Scoring:
             return
         curvatures = look.seen.draw(_FLATTENED)
         information = self._information(curvatures)
-        back = self._course.public @ np.linalg.inv(self._coordinates.whitening)
+        back = self._course.inputs.whitening @ np.linalg.inv(self._coordinates.whitening)
         information = symmetric(back @ information @ back.T)
         magnified = _magnified(information, _least_share(_noise_over(curvatures), 1))
         prior = self.prior.whitened(back @ self._coordinates.whitening) / self.num_records
         relative = whitening_of(magnified + prior, np.arange(self.size))
-        self._course.unlike = _Unlike(information, relative, _noise_over(curvatures))
+        self._course.inputs.unlike = _Unlike(information, relative, _noise_over(curvatures))
 
     def _use_weights(self, look: _Look, num_blocks: int) -> None:
         """Weights the public inputs, which then resemble the private ones.
@@ -555,8 +566,8 @@ class Scoring:
           look: What says how.
           num_blocks: Of so many blocks of steps.
         """
-        self._course.unlike = None
-        self._course.least = _least_share(look.seen.relative_noise, num_blocks)
+        self._course.inputs.unlike = None
+        self._course.inputs.least = _least_share(look.seen.relative_noise, num_blocks)
         self.likelihood.use_weights(look.weights)
 
     def _has_moved(self, before: np.ndarray) -> bool:
