@@ -75,6 +75,11 @@ ACCEPTED = [
     "y ~ age + (1 | ward / year)",
     "y ~ age + (1 | ward * sex)",
     "y ~ age + (0 + 1 | ward)",
+    "y ~ age + (age | ward)",
+    "y ~ (0 + np.log1p(inc) | ward)",
+    "y ~ (age + inc | ward) + (age | year)",
+    "y ~ (sex | ward / year)",
+    "y ~ (scale(age) + part | ward)",
     "y ~ bs(age, df=6, degree=2)",
     "y ~ bs(age, df=5, center=False)",
     "y ~ bs(age, df=5, intercept=True)",
@@ -250,6 +255,10 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
     assert group.labels == ("1|ward[B]", "1|ward[A]", "1|ward[C]")
 
 
+def test_effects_of_a_group_are_independent_so_that_two_bars_are_one():
+    assert design("y ~ (age || ward)").groups == design("y ~ (age | ward)").groups
+
+
 @pytest.mark.parametrize(
     ("formula", "message"),
     [
@@ -270,7 +279,10 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
         ("y ~ (1 | age)", "levels must be public"),
         ("y ~ C(age)", "levels must be public"),
         ("y ~ C(ward)", "write ward instead"),
-        ("y ~ (age | ward)", "intercepts"),
+        ("y ~ (bs(age, df=4) | ward)", "slopes are of one number each"),
+        ("y ~ (0 + ward | year)", "slopes are of one number each"),
+        ("y ~ (np.mean(age) | ward)", "no function of one record"),
+        ("y ~ (np.log(sex) | ward)", "is not finite"),
         ("y ~ when", "derive a number"),
         ("when ~ age", "derive a number"),
         ("y ~ 2 * age", "'2', which the schema lacks"),
@@ -285,8 +297,7 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
         ("y ~ {age / (inc + 1)} + {(age / inc) + 1}", "two terms named"),
         ("y ~ np.exp((age + 1) * sex) + np.exp(age + 1 * sex)", "two terms named"),
         ("np.log1p(y) + sex ~ age", "formula"),
-        ("y ~ (age || ward)", "use an interaction, x:g"),
-        ("y ~ age || ward", "use an interaction, x:g"),
+        ("y ~ age || ward", r"has \| where no term can go on"),
         ("censored(y, sex) ~ age", "a status says who is censored"),
         ("Surv(y, sex) ~ age", "a status says who is censored"),
         ("truncated(y, lb=1) ~ age", "no family is truncated"),

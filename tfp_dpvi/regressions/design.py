@@ -33,6 +33,7 @@ from tfp_dpvi.regressions.responses import (
 
 if TYPE_CHECKING:
     import pandas
+    from scipy import sparse
 
     from tfp_dpvi.data.schema import TableData
 
@@ -69,7 +70,7 @@ class Rows:
     Attributes:
       common: Columns in the units of the formula, without an intercept, float64 [n, p].
       offset: Sum of the offsets, float64 [n].
-      groups: Columns of group effects, float32 [n, all levels].
+      groups: Columns of group effects, on the model's scale, float32 [n, all levels].
       trials: Numbers of trials, float32 [n, 1], or [n, 0] without any.
       limits: The limits of censored outcomes, in the outcome's units, float64 [n, 1], or [n, 0]
         without any.
@@ -84,15 +85,31 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A group effect.
+    """Effects of the levels of a group: intercepts, or slopes of a term.
 
     Attributes:
-      name: Its name, such as "1|county".
+      name: Its name, such as "1|county" or "age|county".
       labels: The names of its coefficients.
+      location: What is subtracted from the term of slopes, if the group has intercepts as well.
+      scale: What the term is divided by.
+      widening: See `Design.widening`.
     """
 
     name: str
     labels: tuple[str, ...]
+    location: float = 0.0
+    scale: float = 1.0
+    widening: float = 1.0
+
+    @property
+    def is_slope(self) -> bool:
+        """True if effects are slopes of a term, and not intercepts."""
+        return not self.name.startswith("1|")
+
+    @property
+    def intercepts(self) -> str:
+        """The name of the same group's intercepts."""
+        return f"1|{self.name.rpartition('|')[2]}"
 
 
 class Design:
@@ -157,7 +174,8 @@ class Design:
         outside: str = "refuse",
         constants: Mapping[str, Any] | None = None,
     ) -> None:
-        self.formula = check.text("formula", formula, 'pass "outcome ~ terms"')
+        # Effects of one group are independent: (x || g) of brms is (x | g).
+        self.formula = check.text("formula", formula, 'pass "outcome ~ terms"').replace("||", "|")
         if missing not in (None, "indicator"):
             raise ValueError(f'missing={check.shown(missing)} must be None or "indicator".')
         self.outside = check.one_of("outside", outside, ("refuse", "clip"))
@@ -179,12 +197,6 @@ class Design:
     # ------------------------------------------------------------------ the formula
 
     def _parsed(self) -> Any:
-        if "||" in self.formula:
-            # Outside of parentheses formulae would leave out what follows.
-            raise ValueError(
-                "formula has (x || g): group effects are intercepts, (1 | g); for slopes of each "
-                "level use an interaction, x:g."
-            )
         unquoted = re.sub(r"`.*?`|'.*?'|\".*?\"", "", self._right_side)
         if argument := re.search(r"(\w+)\s*=\s*\[", unquoted):
             raise ValueError(
@@ -233,11 +245,6 @@ class Design:
         for call in calls_of(description):
             self._check_call(call, schema)
         for term in description.group_terms:
-            if not term.name.startswith("1|"):
-                raise ValueError(
-                    f"formula has ({term.name}): group effects are intercepts, (1 | g); for slopes "
-                    "of each level use an interaction, x:g."
-                )
             for part in term.factor.components:
                 self._check_categories(str(part.name), schema.columns.get(str(part.name)))
         if dates := [name for name in used if isinstance(schema.columns[name], Date)]:
@@ -387,6 +394,12 @@ class Design:
             Group(name, tuple(map(_short, term.labels)))
             for name, term in (groups.terms.items() if groups is not None else ())
         )
+        for group in self.groups:
+            if len({label.rpartition("|")[2] for label in group.labels}) < len(group.labels):
+                raise ValueError(
+                    f"formula has ({group.name}), several slopes of each level: slopes are of one "
+                    "number each, (a + b | g), or write an interaction, x:g."
+                )
         if not labels and not self.has_intercept and not self.groups:
             raise ValueError("formula has no terms: write, for instance, y ~ 1 + x.")
         self._set_scaling()
@@ -394,18 +407,46 @@ class Design:
     def _set_scaling(self) -> None:
         # Terms that are not finite at a bound are refused here, before records are read.
         self.rows({name: self._ends[name] for name in self._names or self.schema.names})
-        reference = self.rows(self.simulated(NUM_REFERENCE)).common
+        records = self.simulated(NUM_REFERENCE)
+        rows = self.rows(records)
+        reference = rows.common
         deviations = reference.std(axis=0)
         is_dummy = np.isin(reference, (-1.0, 0.0, 1.0)).all(axis=0)
         self.scale = np.where(is_dummy | (deviations <= 0.0), 1.0, deviations)
         centre = ~is_dummy & self.has_intercept
         self.location = np.where(centre, reference.mean(axis=0), 0.0)
-        records = self.simulated(NUM_REFERENCE)
         wide = [name for name in records if _is_wide(self.schema.columns[name])]
-        changed = [self.rows({**records, name: records[name][::-1]}).common for name in wide]
-        are_changed = [np.any(other != reference, axis=0) & ~is_dummy for other in changed]
+        changed = [self.rows({**records, name: records[name][::-1]}) for name in wide]
+        are_changed = [np.any(other.common != reference, axis=0) & ~is_dummy for other in changed]
         self.wide = np.array(are_changed).reshape(len(wide), reference.shape[1])
         self.widening = np.where(self.wide.any(axis=0), _WIDENING, 1.0)
+        self.groups = tuple(self._scaled(group, rows, changed) for group in self.groups)
+
+    def _scaled(self, group: Group, rows: Rows, changed: list[Rows]) -> Group:
+        """Returns a group whose slopes are of a term with typical deviation 1."""
+        # Each record has one level, so that the sum over levels is the term.
+        place = self._matrices.group.slices[group.name]
+        term = rows.groups[:, place].sum(axis=1, dtype=np.float64)
+        if not group.is_slope or np.isin(term, (-1.0, 0.0, 1.0)).all() or not term.std():
+            return group
+        has_intercepts = group.intercepts in self._matrices.group.slices
+        is_wide = any(np.any(other.groups[:, place].sum(axis=1) != term) for other in changed)
+        return dataclasses.replace(
+            group,
+            location=float(term.mean()) if has_intercepts else 0.0,
+            scale=float(term.std()),
+            widening=_WIDENING if is_wide else 1.0,
+        )
+
+    def _group_columns(self, found: sparse.csc_matrix) -> np.ndarray:
+        """Returns columns of group effects on the model's scale, float32 [n, all levels]."""
+        slices, columns = self._matrices.group.slices, []
+        for group in self.groups:
+            part = found[:, slices[group.name]].toarray()
+            if group.location:
+                part = part - group.location * found[:, slices[group.intercepts]].toarray()
+            columns.append((part / group.scale).astype(np.float32))
+        return np.concatenate(columns, axis=1)
 
     def simulated(self, num: int, seed: int = 0, *, near: bool = False) -> dict[str, np.ndarray]:
         """Returns invented records of the covariates, some with missing values.
@@ -461,10 +502,12 @@ class Design:
             levels = np.zeros([num, 0], np.float32)
             if groups is not None:
                 found = groups.evaluate_new_data(frame).design_matrix
-                levels = np.asarray(found.todense(), np.float32)
+                levels = self._group_columns(found.tocsc())
         offset = sum((matrix[:, place].sum(axis=1) for place in self._offsets), np.zeros(num))
         result = np.concatenate([matrix[:, self._kept], indicators], axis=1)
-        self._check_finite(result, offset)
+        slopes = [group.name for group in self.groups if group.is_slope]
+        terms = [levels[:, groups.slices[name]].sum(axis=1) for name in slopes]
+        self._check_finite((*self.labels, "offset", *slopes), (*result.T, offset, *terms))
         return Rows(result, offset, levels, *self._trials_and_limits(frame, num, with_limits))
 
     def _trials_and_limits(
@@ -474,8 +517,8 @@ class Design:
         limit = self.limit.at if self.limit is not None and with_limits else None
         return _beside(frame, num, self.trials).astype(np.float32), _beside(frame, num, limit)
 
-    def _check_finite(self, common: np.ndarray, offset: np.ndarray) -> None:
-        for label, values in zip((*self.labels, "offset"), (*common.T, offset), strict=True):
+    def _check_finite(self, labels: Sequence[str], columns: Sequence[np.ndarray]) -> None:
+        for label, values in zip(labels, columns, strict=True):
             if not np.isfinite(values).all():
                 raise ValueError(
                     f"term {label!r} is not finite in {check.rows(~np.isfinite(values))}: choose "

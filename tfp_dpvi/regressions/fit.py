@@ -79,11 +79,12 @@ def regression(
     Args:
       formula: "outcome ~ terms" as in R and Bambi, read by formulae: common effects, interactions
         (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
-        effects `(1 | g)`. Levels, knots, means and scales are the schema's. The outcome of
-        "binomial" is `p(y, n)`: successes among trials, where n is a column or a public number.
-        `censored(y, limit)` is an outcome that is not seen from a limit on, a column or a public
-        number, and `censored(y, limit, "left")` one that is not seen below it. Each record needs
-        its limit, independent of its outcome given the covariates.
+        effects `(1 | g)` and slopes `(x | g)`. Levels, knots, means and scales are the schema's.
+        Effects of a level are independent; with slopes, its intercept is that where x has its
+        typical value. The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a
+        column or a public number. `censored(y, limit)` is an outcome that is not seen from a limit
+        on, a column or a public number, and `censored(y, limit, "left")` one that is not seen below
+        it. Each record needs its limit, independent of its outcome given the covariates.
       data: A data set with the formula's columns, one row a record; others are ignored.
       family: "normal", "student", "lognormal", "gamma", "weibull", "exponential", "beta",
         "bernoulli", "binomial", "poisson", "negative_binomial", "zero_inflated_poisson",
@@ -397,12 +398,12 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
     if design.trials is not None:
         location = _typical_share(design)
     outcome = kind.outcome(column, location, scale)
-    sizes = tuple(len(group.labels) for group in design.groups)
     has_intercept = design.has_intercept and family != "ordinal"
     layout = Layout(
         len(design.labels),
         has_intercept,
-        sizes,
+        tuple(len(group.labels) for group in design.groups),
+        tuple(group.widening for group in design.groups),
         person,
         has_trials=design.trials is not None,
         censored="" if design.limit is None else design.limit.side,

@@ -72,7 +72,8 @@ class Parts:
         """Arguments of `likelihood`."""
         outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
         outcome["cuts"] = list(outcome["cuts"])
-        layout["group_sizes"] = list(layout["group_sizes"])
+        for name in ("group_sizes", "group_sds"):
+            layout[name] = list(layout[name])
         return {"family": self.family, "outcome": outcome, "layout": layout}
 
     @property
@@ -126,9 +127,9 @@ class Parts:
         named.update(self.kind.in_units(own, unit))
         first = 0
         for place, group in enumerate(design.groups):
-            named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit
+            named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit / group.scale
             for number, label in enumerate(group.labels):
-                named[label] = draws["group"][:, first + number] * unit
+                named[label] = draws["group"][:, first + number] * unit / group.scale
             first += len(group.labels)
         if self.layout.unit:
             named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit

@@ -212,12 +212,20 @@ class Regression:
 
     def _priors_of_scales(self) -> list[str]:
         """Returns the priors of the family's own parameters and of effects' deviations."""
-        names = [group.name for group in self.design.groups]
-        if self.parts.layout.unit:
-            names.append(f"1|{self.parts.layout.unit}")
         unit = self.parts.outcome.scale
-        effects = [f"prior of sd({name}): halfnormal({unit:.3g})" for name in names]
-        return [*self.parts.kind.choices(unit), *effects]
+        effects = [
+            f"prior of sd({group.name}): halfnormal({unit * group.widening / group.scale:.3g})"
+            for group in self.design.groups
+        ]
+        if self.parts.layout.unit:
+            effects.append(f"prior of sd(1|{self.parts.layout.unit}): halfnormal({unit:.3g})")
+        at = [
+            f"effects {group.intercepts}: those where {group.name.rpartition('|')[0]} is "
+            f"{group.location:.4g}, its typical value"
+            for group in self.design.groups
+            if group.location
+        ]
+        return [*self.parts.kind.choices(unit), *effects, *at]
 
     def report(self) -> str:
         """Returns the warnings, every choice and the privacy report with the schema, as text."""
@@ -637,8 +645,9 @@ class Regression:
         fields["outcome"] = Outcome(
             **{**fields["outcome"], "cuts": tuple(fields["outcome"]["cuts"])}
         )
-        sizes = tuple(fields["layout"]["group_sizes"])
-        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
+        layout = fields["layout"]
+        tuples = {name: tuple(layout.get(name, ())) for name in ("group_sizes", "group_sds")}
+        fields["layout"] = Layout(**{**layout, **tuples})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
         for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])

@@ -102,6 +102,8 @@ def _check_covariates(covariates: Mapping[str, Column], design: Design) -> None:
             continue
         if np.asarray(column.categories).dtype.kind not in "iuf":
             raise ValueError(f"export: categories of {name!r} are neither texts nor numbers.")
+    if any(group.is_slope for group in design.groups):
+        raise ValueError("export: the formula has slopes of groups, which an export does not take.")
     if np.any(design.rows(design.simulated(_NUM_COMPARED)).offset):
         raise ValueError("export: the formula has an offset, which an export does not take.")
 
