@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfp_dpvi._keystream import SECURE
 from tfp_dpvi._tf import (
     Model,
     forget_bijections,
@@ -274,7 +275,14 @@ def _begin(
         model.before_fit(planned)
     compiled.steps.begin(model.learned_variables(), planned, mechanism.gradient.gains_from_xla)
     plan, weights = mechanism.plan(planned), saving.variables_of(model)
-    public = (target, state.seed, plan.to_json(), data.sampler.identity, model.clip)
+    # Shards have lengths, and hence samplers, of their own.
+    in_shards = data.sampler.place[1] > 1
+    if in_shards and target.randomness == SECURE:
+        raise ValueError(
+            'sampling="poisson_of_shards" needs a key for each worker, and '
+            'compile(randomness="secure") has one tape for all:\nleave one of them out.'
+        )
+    public = (target, state.seed, plan.to_json(), in_shards or data.sampler.identity, model.clip)
     workers.check_same(*public, arrays=lambda: [variable.numpy() for variable in weights])
 
     def noise_and_steps() -> tuple[float, float]:
