@@ -606,7 +606,7 @@ class DPModel(Model):
         state = self._dp
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
-        backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        backup = fitting.check_arguments(refused, epochs, initial_epoch, users, validation_freq)
         declared = (validation_is_public, unsafe_validation)
         records, validation = arguments.records_and_validation(
             self, (x, y, sample_weight), validation_data, refused, declared, unit_ids is not None
