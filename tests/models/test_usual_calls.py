@@ -405,6 +405,13 @@ CALLS = {
     "images flipped": network(
         L.Reshape([3, 1, 1]), L.RandomFlip(), L.Flatten(), L.Dense(1), words="augment the records"
     ),
+    "images in groups": network(
+        L.Reshape([3, 1, 1]),
+        L.Conv2D(4, 2, padding="same"),
+        L.Conv2D(4, 1, groups=2),
+        L.Flatten(),
+        L.Dense(1),
+    ),
     "batches normalised": network(L.BatchNormalization(), L.Dense(1), words="GroupNormalization"),
     "two outputs": network(of_two_outputs, y=(TARGET, TARGET), words="several outputs"),
     "ends in a normal": network(L.Dense(2), of_normals(), loss=nll),
