@@ -399,6 +399,37 @@ for _ in range(20):
             for part, wanted in zip(found, zip(*alone, strict=True), strict=True):
                 np.testing.assert_allclose(part, tf.stack(wanted), rtol=1e-9, atol=1e-12)
 
+    @pytest.mark.parametrize("how", ["NHWC", "NCHW"])
+    def test_mapped_convolutions_of_groups_are_those_of_slices(self, how):
+        """Channels first, which TensorFlow does not have on CPUs, and groups, whose loop failed there."""
+        rng = np.random.default_rng(1)
+        images, kernels = rng.normal(size=[3, 2, 6, 5, 4]), rng.normal(size=[3, 3, 2, 2, 6])
+
+        def by_slices(image, kernel):
+            pairs = zip(tf.split(image, 2, axis=-1), tf.split(kernel, 2, axis=-1), strict=True)
+            return tf.concat([tf.nn.conv2d(*pair, 2, "SAME") for pair in pairs], axis=-1)
+
+        def at_once(image, kernel):
+            if how == "NHWC":
+                return tf.nn.conv2d(image, kernel, 2, "SAME")
+            image = tf.transpose(image, [0, 3, 1, 2])
+            result = tf.nn.conv2d(image, kernel, 2, "SAME", data_format=how)
+            return tf.transpose(result, [0, 2, 3, 1])
+
+        def gradients(function, image, kernel):
+            with tf.GradientTape() as tape:
+                tape.watch((image, kernel))
+                result = function(image, kernel)
+                loss = tf.reduce_sum(tf.sin(result))
+            return [result, *tape.gradient(loss, (image, kernel))]
+
+        pairs = tuple(map(tf.constant, (images, kernels)))
+        with no_fallback():
+            found = _tf.map_apart(lambda pair: gradients(at_once, *pair), pairs)
+        wanted = [gradients(by_slices, *pair) for pair in zip(*pairs, strict=True)]
+        for part, each in zip(found, zip(*wanted, strict=True), strict=True):
+            np.testing.assert_allclose(part, tf.stack(each), rtol=1e-9, atol=1e-12)
+
     @pytest.mark.skipif(not IS_CURRENT, reason="the loop is that of TensorFlow 2.21")
     def test_tensorflows_map_of_convolutions_is_a_loop(self):
         """`map_apart`: TensorFlow's own says that it is one."""

@@ -753,24 +753,37 @@ def _convert_convolution(inputs: Any) -> Structure:
     wanted, tensors = {"BackpropInput": 0, "BackpropFilter": 1}.get(by, 2), [*operation.inputs]
     tensors[wanted : wanted + 1] = operation.outputs
     shapes = [part.shape for part in tensors]
-    known = all(shape.is_fully_defined() for shape in shapes)
-    is_last = inputs.get_attr("data_format").endswith(b"C")
-    if not (known and is_last and shapes[0][-1] == shapes[1][-2]):
-        raise pfor.ConversionNotImplementedError("grouped, or channels first.")
+    if not all(shape[1:].is_fully_defined() for shape in shapes):
+        raise pfor.ConversionNotImplementedError("A convolution's shapes are not known.")
     given = [number for number in range(3) if number != wanted]
     inputs.stack_inputs(given)
-    parts = [inputs.stacked_input(number) for number in given]
+    is_last = inputs.get_attr("data_format").endswith(b"C")
+    first, channels = (1, shapes[0].rank - 1) if is_last else (2, 1)
+    # Each group of the results' channels reads its group of the images' channels.
+    groups, grouped = shapes[0][channels] // shapes[1][-2], []
+    for shape, axis in zip(shapes, (channels, shapes[1].rank - 1, channels), strict=True):
+        sizes = shape.as_list()
+        grouped.append([*sizes[1:axis], groups, sizes[axis] // groups, *sizes[axis + 1 :]])
+    parts = [_reshaped(inputs.stacked_input(number), grouped[number]) for number in given]
     chosen = ("pih", "qjw", "rkt")[: shapes[0].rank - 2]
     letters = ["".join(part) for part in zip(*chosen, strict=True)]
-    names = [f"nb{letters[2]}c", f"n{letters[1]}cd", f"nb{letters[0]}d"]
-    for axis in range(1, shapes[0].rank - 1):
+    names = ["nb" + (letters[2] + "gc" if is_last else "gc" + letters[2]), f"n{letters[1]}cgd"]
+    names.append("nb" + (letters[0] + "gd" if is_last else "gd" + letters[0]))
+    for axis in range(first, first + shapes[0].rank - 2):
         stride, rate = (inputs.get_attr(name)[axis] for name in ("strides", "dilations"))
-        read = np.arange(shapes[2][axis])[:, None] * stride + np.arange(shapes[1][axis - 1]) * rate
+        places = np.arange(shapes[1][axis - first])
+        read = np.arange(shapes[2][axis])[:, None] * stride + places * rate
         pixels = np.arange(shapes[0][axis])
         before = max(read.max() - pixels.max(), 0) // 2
         parts.append(tf.cast(read[..., None] - before == pixels, parts[0].dtype))
     equation = ",".join([*(names[number] for number in given), *chosen])
-    return pfor.wrap(tf.einsum(f"{equation}->{names[wanted]}", *parts), True)
+    result = tf.einsum(f"{equation}->{names[wanted]}", *parts)
+    return pfor.wrap(_reshaped(result, shapes[wanted][1:].as_list()), True)
+
+
+def _reshaped(tensor: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+    """Returns a tensor with other dimensions after its first two."""
+    return tf.reshape(tensor, tf.concat([tf.shape(tensor)[:2], sizes], axis=0))
 
 
 _CONVERTERS = {

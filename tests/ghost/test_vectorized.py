@@ -87,6 +87,8 @@ CASES = {
     "cells": ([4, 3], 0, lambda: sequential(layers.RNN([layers.GRUCell(3), layers.LSTMCell(2)]))),
     "masked": ([6], 5, lambda: sequential(layers.Embedding(5, 3, mask_zero=True), layers.GRU(3), layers.Dense(2))),
     "convolutional": ([3, 4, 4, 1], 0, lambda: sequential(layers.ConvLSTM2D(2, 2), layers.Flatten(), layers.Dense(1))),
+    "grouped": ([5, 4, 4], 0, lambda: sequential(layers.Conv2D(6, 2, groups=2, activation="tanh"), layers.Conv2D(4, 2, groups=2))),
+    "grouped over time": ([5, 4], 0, lambda: sequential(layers.Conv1D(6, 2, 2, groups=2, activation="tanh"), layers.Dense(1))),
     "decoder": ([3], 0, lambda: sequential(layers.RepeatVector(4), layers.LSTM(3, return_sequences=True), layers.Dense(2))),
     "time distributed": ([4, 3], 0, lambda: sequential(layers.TimeDistributed(layers.Dense(2)))),
     "time distributed own": ([4, 3], 0, lambda: sequential(layers.TimeDistributed(Own()))),
@@ -96,7 +98,7 @@ CASES = {
     "places": ([6], 7, lambda: sequential(Places(), layers.Dense(2))),
     "masked unit": ([6], 7, lambda: sequential(layers.Embedding(7, 3, mask_zero=True), Masked(), layers.Dense(2))),
 }  # fmt: skip
-QUICK = {"own over places", "places"}  # LSTM layers below.
+QUICK = {"own over places", "places", "grouped"}  # LSTM layers below.
 
 
 @pytest.mark.parametrize(

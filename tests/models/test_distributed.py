@@ -16,6 +16,11 @@ import scipy.stats
 from support import tapes
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import _random
+from tfp_dpvi._tf import tf
+from tfp_dpvi.sampling import PoissonSampler
+from tfp_dpvi.sampling.poisson import poisson_gaps
+from tfp_dpvi.training import distribution
 
 COMMON = """
 import functools, json, os, sys
@@ -366,6 +371,21 @@ def test_momenta_and_averages_belong_to_replicas_when_fit_is_outside_the_scope(m
     np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_replicas_share_the_batches_of_their_own_worker(monkeypatch, num_shards):
+    """Of four replicas, in one, two or four workers that each draw a batch: every row has one replica of its worker."""
+    replicas = distribution.Replicas(None, jit_compile=False, static=True)
+    replicas.num, seen = 4, []
+    for number in range(4):
+        monkeypatch.setattr(replicas, "number", lambda number=number: tf.constant(number, tf.int64))
+        rows, mask = replicas.share(tf.range(10, dtype=tf.int64), tf.fill([10], True), num_shards)
+        seen.append(tf.boolean_mask(rows, mask).numpy().tolist())
+    each = 4 // num_shards
+    for first in range(0, 4, each):
+        together = [row for part in seen[first : first + each] for row in part]
+        assert sorted(together) == list(range(10))
+
+
 # ---------------------------------------------------------------------- two workers on loopback: one script
 
 TO_THE_END = """
@@ -546,6 +566,116 @@ def test_two_workers_stream_files_of_their_own_disks(tmp_path):
     np.testing.assert_allclose(one["streamed"][0], one["in memory"][0], rtol=1e-4, atol=1e-5)
     for found in (one, two):
         assert "differ between workers" in found["other records"]
+
+
+SHARDS = """
+# Unit vectors, so that each change of the weights says which records took part: worker 0 has 14 of them, worker 1 has 26,
+# and no record has the last 60, whose changes are noise.
+steps, noise = 60, 0.05
+shards = np.split(np.eye(100, dtype="float32")[:40], [14])
+own = shards[index]
+
+def changes(x, stream, seed=3):
+    with strategy.scope():
+        model = Indicator(100, seed=seed)
+        optimizer = sgd(noise, clip=1.0, rate=1.0)
+        model.compile(optimizer, delta=1e-5, jit_compile=False, steps_per_execution=1)
+    ends = [weights(model)]
+    after = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: ends.append(weights(model)))
+    model.fit(x, batch_size=10, epochs=1, steps_per_epoch=steps, verbose=0, stream=stream, callbacks=[after],
+        sampling="poisson_of_shards")
+    return np.diff(ends, axis=0), model
+
+def refused(x=own, settings=None, **how):
+    with strategy.scope():
+        model = Indicator(100)
+        model.compile(sgd(noise), delta=1e-5, **(settings or {}))
+    try:
+        model.fit(x, batch_size=10, verbose=0, **{"sampling": "poisson_of_shards", **how})
+    except Exception as error:
+        return [type(error).__name__, str(error), model.privacy_ledger.num_releases]
+
+np.save(f"{folder}/{index}.npy", own)
+moved, model = changes(own, False)
+found = {"changes": moved.tolist(), "plan": model.privacy_plan.to_json(), "releases": model.num_releases}
+streamed = changes(np.load(f"{folder}/{index}.npy", mmap_mode="r"), True)[0]
+found["streamed"] = float(np.abs(streamed - moved).max())
+found["unseeded"] = float(np.abs(changes(own, False, None)[0] - changes(own, False, None)[0]).max())
+found["secure"] = refused(settings={"randomness": "secure"})
+found["persons"] = refused(unit_ids=np.arange(len(own)), max_rows_per_unit=1)
+found["bad"] = refused(np.where(index == 1, np.nan, own))
+found["width"] = refused(own[:, : 100 - index])
+found["dtype"] = refused(own.astype("int32") if index else own)
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    return ends_of_forks(TO_THE_END + SHARDS, folder, str(folder), "1")
+
+
+@pytest.mark.slow
+def test_workers_that_read_their_own_shards_release_the_sum_of_their_samples(shards):
+    """C1, C3, C4: replayed. Of each shard a Poisson sample of its own at the one rate, summed, and one noise."""
+    one, two = shards
+    assert (one["changes"], one["plan"]) == (two["changes"], two["plan"])
+    assert one["plan"]["num_records"] == 40
+    assert one["plan"]["sampling"]["probability"] == 0.25
+    assert one["releases"] == two["releases"] == 60
+    # The public denominator is 10; plain descent at rate 1 adds minus the mean of minus the records.
+    sums = 10.0 * np.array(one["changes"])
+    part = np.round(sums[:, :40])
+    key = tf.constant(_random.new_key(3))
+    for step in range(60):
+        sampling = _random.keys_of_step(key, tf.constant(step, tf.int64), 0)[0]
+        for place, num in ((0, 14), (1, 26)):
+            drawn = rows_of(PoissonSampler(num, 0.25), _random.fold_in(sampling, place))
+            expected = np.isin(np.arange(num), drawn)
+            assert (part[step, 14 * place : 14 * place + num] == expected).all()
+    # Without a key of its own, the second worker would draw the first one's rows.
+    assert (part[:, :14] != part[:, 14:28]).any(axis=1).mean() > 0.9
+    low, high = scipy.stats.binom(60 * 40, 0.25).ppf([1e-7, 1 - 1e-7])
+    assert low < part.sum() < high
+    left = np.concatenate([sums[:, 40:], sums[:, :40] - part], axis=None) / 0.05
+    low, high = scipy.stats.chi2(left.size).ppf([1e-7, 1 - 1e-7])
+    assert low < (left**2).sum() < high
+
+
+def rows_of(sampler, key):
+    """The indices that a sampler draws."""
+    size = [sampler.physical_batch_size]
+    drawn, last, number = [], -1, 0
+    while last < sampler.num_available - 1:
+        gaps = poisson_gaps(key, size, sampler.probability, sampler.num_available, number)
+        indices = last + np.cumsum(gaps.numpy())
+        drawn += [row for row in indices if row < sampler.num_available]
+        last, number = indices[-1], number + 1
+    return drawn
+
+
+@pytest.mark.slow
+def test_streamed_shards_are_drawn_as_those_in_memory(shards):
+    for found in shards:
+        assert found["streamed"] < 1e-6
+        assert found["unseeded"] > 0.05
+
+
+@pytest.mark.slow
+def test_shards_are_refused_on_all_workers_where_one_cannot_go_on(shards):
+    """And before anything is spent."""
+    one, two = shards
+    for found in shards:
+        assert [found[name][2] for name in ("secure", "persons", "bad", "width", "dtype")] == [
+            0
+        ] * 5
+        assert "one tape for all" in found["secure"][1]
+        assert "cannot be grouped by person" in found["persons"][1]
+        assert "differ between workers" in found["dtype"][1]
+    assert "values that are NaN" in two["bad"][1]
+    assert "Worker 1 has refused this fit" in one["bad"][1]
+    assert "differ between workers" in one["width"][1]
 
 
 @pytest.mark.slow

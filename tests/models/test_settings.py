@@ -152,6 +152,21 @@ def test_a_schedule_in_place_of_a_rate_is_refused_while_a_fit_runs():
                 setattr(model.optimizer, name, schedule)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("activation", keras.activations.tanh), ("use_bias", False)]
+)
+def test_a_setting_of_a_layer_assigned_while_a_fit_runs_is_refused_at_the_next_step(name, value):
+    """The compiled step has read it, and would ignore the change without a word."""
+    model = layered()
+
+    def change():
+        setattr(model.network.layers[0], name, value)
+
+    with pytest.raises(RuntimeError, match=rf"\.{name} was assigned while fit runs"):
+        model.fit(X, Y.astype("float32"), epochs=2, callbacks=[at_epoch(1, change)], **QUIET)
+    assert model.privacy_ledger.num_releases == int(model.optimizer.iterations) == 4
+
+
 def test_a_layer_frozen_while_a_fit_runs_is_refused_at_the_next_step():
     model = layered()
 

@@ -154,6 +154,31 @@ class Careful(keras.callbacks.Callback):
             self.last = logs["loss"]
 
 
+class Unlogged(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch):
+        pass
+
+
+class Formats(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs = logs or {}
+        print(f"{logs.get('loss'):.3f}")
+
+
+class StopsByAccuracy(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if logs.get("accuracy") > 0.9:
+            self.model.stop_training = True
+
+
+class AsksForNone(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        loss = (logs or {}).get("loss")
+        other = logs.get("val_loss", 0.0)
+        if loss is not None and loss > other:
+            self.model.stop_training = True
+
+
 def scheduled(callback):
     decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     words = "sets the learning rate, but optimizer has a schedule"
@@ -310,8 +335,23 @@ CALLS = {
         lambda: call.LambdaCallback(on_epoch_end=lambda epoch, logs: print(logs["loss"])),
         r"LambdaCallback.on_epoch_end reads logs\['loss'\]",
     ),
+    "callback without logs": watched(Unlogged, r"Unlogged.on_epoch_end .*\n.*\(epoch, logs=None\)"),
+    "lambda without logs": watched(
+        lambda: call.LambdaCallback(on_train_end=lambda: None),
+        r"on_train_end does not take .*\n.* \(logs=None\)",
+    ),
+    "lambda with other names": watched(
+        lambda: call.LambdaCallback(on_batch_end=lambda batch, seen: None), "on_batch_end does not"
+    ),
+    "callback gets the loss": watched(Formats, r"Formats.on_epoch_end reads logs\['loss'\]"),
+    "callback gets the accuracy": watched(StopsByAccuracy, r"reads logs\['accuracy'\]"),
+    "callback gets None": watched(AsksForNone),
     "callback class": watched(lambda: call.TerminateOnNaN, r"pass TerminateOnNaN\(...\)"),
     "callback function": watched(lambda: print, "print is no Keras callback"),
+    "validation every 0 epochs": dense(
+        "validation_freq=0 must be", fit={**PUBLIC, "validation_freq": 0}
+    ),
+    "validation at some epochs": dense(fit={**PUBLIC, "validation_freq": [2]}),
     # Inputs.
     "lists": dense(x=X.tolist(), y=TARGET.tolist()),
     "list of inputs": network(of_two_inputs, x=[X, X]),
@@ -364,6 +404,13 @@ CALLS = {
     ),
     "images flipped": network(
         L.Reshape([3, 1, 1]), L.RandomFlip(), L.Flatten(), L.Dense(1), words="augment the records"
+    ),
+    "images in groups": network(
+        L.Reshape([3, 1, 1]),
+        L.Conv2D(4, 2, padding="same"),
+        L.Conv2D(4, 1, groups=2),
+        L.Flatten(),
+        L.Dense(1),
     ),
     "batches normalised": network(L.BatchNormalization(), L.Dense(1), words="GroupNormalization"),
     "two outputs": network(of_two_outputs, y=(TARGET, TARGET), words="several outputs"),
@@ -436,6 +483,7 @@ CALLS = {
 QUICK = {
     "metric without state",
     "callback asks first",
+    "callback gets None",
     "list of inputs",
     "structured records",
     "ends in IndependentNormal",

@@ -66,9 +66,7 @@ def test_slopes_of_groups_are_those_of_terms_in_the_formulas_units():
     """Scores on the model's scale are sums of coefficients and columns in the user's units."""
     few = {"type": "integer", "lower": 1990, "upper": 1993, "typical": [1991, 1]}
     formula = "y ~ year + (year + income | county) + (0 + income | county:year)"
-    design, parts = described(
-        formula, "normal", {**SLOPES, "year": few}
-    )
+    design, parts = described(formula, "normal", {**SLOPES, "year": few})
     generator = np.random.default_rng(4)
     draws = {
         "coefficients": generator.normal(size=[5, 1]),

@@ -56,6 +56,22 @@ def test_every_set_of_records_has_its_exact_probability(physical):
     )
 
 
+def test_every_set_of_records_of_two_shards_has_its_exact_probability():
+    """C4: two workers with 5 records each and one key draw a Poisson sample of the 10. False alarms: 1e-9."""
+    count, probability, batches = 10, 0.35, 60_000
+    keys, pattern = make_keys(batches), np.zeros(batches, int)
+    for shard in range(2):
+        sampler = PoissonSampler(5, probability)
+        sampler.place = (shard, 2)
+        draws = draw(sampler, probability, batches, keys=keys)
+        np.add.at(pattern, draws.batch, 1 << (5 * shard + draws.index))
+    ones = np.array([bin(p).count("1") for p in range(2**count)])
+    expected = batches * probability**ones * (1 - probability) ** (count - ones)
+    order = np.argsort(-expected, kind="stable")
+    counts = np.bincount(pattern, minlength=2**count)
+    statistics.fits(counts[order], expected[order], "sets of records of two shards")
+
+
 def test_one_record():
     """C4: N = 1 is included at rate q, and the rest of the batches are empty. False alarms: 1e-9."""
     draws = draw(PoissonSampler(1, 0.25), 0.25, 20_000)

@@ -60,9 +60,10 @@ def make_keys(num):
     )
 
 
-def draw(sampler, probability, num, *, jit_compile=True):
+def draw(sampler, probability, num, *, jit_compile=True, keys=None):
     max_visits = capacity(sampler, probability)
-    seen, visits = drawer(sampler, max_visits, jit_compile=jit_compile)(make_keys(num))
+    keys = make_keys(num) if keys is None else keys
+    seen, visits = drawer(sampler, max_visits, jit_compile=jit_compile)(keys)
     seen, visits = seen.numpy(), visits.numpy()
     assert visits.max() <= max_visits, "a batch is longer than any Poisson batch"
     batch, place = np.nonzero(seen >= 0)

@@ -364,7 +364,9 @@ class StreamedData:
         batches = max(1, math.ceil((mean + 9.0 * math.sqrt(mean) + 9.0) / self._size))
         self._batches, self._drawer = batches, functools.cache(self._make_drawer)
         self._rows = self._size * batches
-        self.sampler: Sampler = DeclaredBatchSampler(self._rows, self._scheme, self._size)
+        self.sampler: Sampler = DeclaredBatchSampler(
+            self._rows, self._scheme, self._size, draws.place
+        )
         self.tensors = tf.nest.map_structure(
             tf.convert_to_tensor, source.take(np.zeros([0], np.int64), self._rows)
         )
@@ -391,7 +393,7 @@ class StreamedData:
                 rows, arrays = ready.popleft().result()
                 if number < steps:
                     ready.append(reader.submit(read))
-                sampler = DeclaredBatchSampler(rows, self._scheme, self._size)
+                sampler = DeclaredBatchSampler(rows, self._scheme, self._size, self._draws.place)
                 yield 1, sampler, tf.nest.map_structure(tf.convert_to_tensor, arrays)
         finally:
             reader.shutdown(cancel_futures=True)

@@ -24,10 +24,12 @@ from tfp_dpvi.data import (
 from tfp_dpvi.data.files import FileRecords, open_files
 from tfp_dpvi.data.frames import Native
 from tfp_dpvi.data.records import by_column, check_max_weight, several_inputs
+from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
+from tfp_dpvi.models.hooks import Hooks
 from tfp_dpvi.optimizers import ScoringOptimizer, TermwiseOptimizer
-from tfp_dpvi.sampling.choose import make_sampler
+from tfp_dpvi.sampling.choose import SHARDS, make_sampler
 from tfp_dpvi.training.distribution import Workers
 
 Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.utils.Sequence
@@ -185,7 +187,7 @@ def make_data(
       sample_weight: As in `DPModel.fit`.
       batch_size: The expected batch size B.
       num_records: The public number of records N.
-      sampling: "poisson", "fixed_size", or a dataset's declared sampling.
+      sampling: "poisson", "fixed_size", "poisson_of_shards", or a dataset's declared sampling.
       sampling_probability: For a dataset of Poisson batches.
       steps_per_epoch: By default ceil(N / B).
       physical_batch_size: The number of records whose gradients are in memory at a time.
@@ -224,29 +226,26 @@ def make_data(
     x, y = by_column("x", x, model.takes_texts), by_column("y", y)
     sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
-    persons = _persons(model, streams, *asked)
+    in_shards = sampling == SHARDS
+    persons = _persons(model, streams or in_shards, *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
-    rows = _records(
-        source,
-        x,
-        y,
-        sample_weight,
-        max_weight,
-        dtype=model.record_dtype,
-        validate=validate,
-        texts=model.takes_texts,
+    workers = Workers(model.distribute_strategy)
+    rows = workers.agree_on(
+        lambda: _records(model, source, x, y, sample_weight, max_weight, validate)
     )
     records = rows if persons is None else persons(rows)
     available = source.num if source else records.num
     _prepare(model, rows, records)
-    num_records = int(num_records or available)
+    place, total = workers.shards(available) if in_shards else ((0, 1), available)
+    num_records = int(num_records or total)
     batch_size = int(batch_size or min(_DEFAULT_BATCH_SIZE, num_records))
-    counts = (available, num_records, batch_size, steps_per_epoch)
-    Workers(model.distribute_strategy).check_same(
-        *counts, arrays=lambda: (source.some() if source else records).arrays()
+    counts = (total, num_records, batch_size, steps_per_epoch, in_shards, input_specs(rows))
+    workers.check_same(
+        *counts,
+        arrays=lambda: [] if in_shards else (source.some() if source else records).arrays(),
     )
     if validate and source is None:
-        model.check_labels(rows)
+        workers.agree_on(lambda: model.check_labels(rows))
     sampler = make_sampler(
         sampling or "poisson",
         num_available=available,
@@ -255,6 +254,7 @@ def make_data(
         physical_batch_size=physical_batch_size,
         needs=model.batch_needs,
     )
+    sampler.place = place
     steps = steps_per_epoch or math.ceil(num_records / batch_size)
     settings = (sampler, num_records, float(min(batch_size, num_records)), steps)
     return StreamedData(source, *settings) if source else ArrayData(records, *settings)
@@ -273,20 +273,19 @@ def _check_takes_weights(model: Any, x: Structure, max_weight: float | None) -> 
 
 
 def _records(
+    model: Hooks,
     source: RecordSource | None,
     x: Structure,
     y: Structure | None,
     sample_weight: np.ndarray | None,
     max_weight: float | None,
-    *,
-    dtype: np.dtype,
     validate: bool,
-    texts: bool,
 ) -> Records:
     """Returns the records, or of a source one of zeros."""
     if source is not None:
         most = check_max_weight(max_weight, sample_weight)
         return dataclasses.replace(source.probe, max_weight=most)
+    dtype, texts = model.record_dtype, model.takes_texts
     return make_records(
         x, y, sample_weight, dtype=dtype, validate=validate, max_weight=max_weight, texts=texts
     )
@@ -330,8 +329,8 @@ def _persons(
         )
     if streams:
         raise ValueError(
-            "unit_ids: a dataset's batches and streamed records cannot be grouped by person yet; "
-            "pass arrays in memory, such as np.asarray(x)."
+            "unit_ids: a dataset's batches, streamed records and shards cannot be grouped by "
+            "person yet; pass arrays in memory, such as np.asarray(x)."
         )
     return lambda rows: rows.by_person(
         make_units(unit_ids, rows.num, max_rows, rows_beyond, seed=seed)

@@ -564,9 +564,10 @@ class DPModel(Model):
           num_records: the public number of records N, by default `len(x)`; declare another to hide
             the exact one.
           sampling: for arrays "poisson" (default) or "fixed_size", exactly `batch_size` distinct
-            records in each step, with RDP accounting under replace-one. For a dataset, the declared
-            sampling of its batches: "poisson", or "each_record_once_per_epoch", accounted without
-            amplification.
+            records in each step, with RDP accounting under replace-one; or "poisson_of_shards" if
+            each of several workers has records of its own (`num_records` is then that of all). For
+            a dataset, the declared sampling of its batches: "poisson", or
+            "each_record_once_per_epoch", accounted without amplification.
           sampling_probability: the inclusion probability for a dataset of Poisson batches.
           steps_per_epoch: default ceil(num_records / batch_size).
           initial_epoch: as in Keras.
@@ -605,7 +606,7 @@ class DPModel(Model):
         state = self._dp
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
-        backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        backup = fitting.check_arguments(refused, epochs, initial_epoch, users, validation_freq)
         declared = (validation_is_public, unsafe_validation)
         records, validation = arguments.records_and_validation(
             self, (x, y, sample_weight), validation_data, refused, declared, unit_ids is not None

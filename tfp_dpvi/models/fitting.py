@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tfp_dpvi import _validate as check
+from tfp_dpvi._keystream import SECURE
 from tfp_dpvi._tf import (
     Model,
     forget_bijections,
@@ -67,6 +69,7 @@ def check_arguments(
     epochs: int,
     initial_epoch: int,
     callbacks: Sequence[keras.callbacks.Callback],
+    validation_freq: int | Sequence[int],
 ) -> PrivateBackupAndRestore | None:
     """Checks arguments of `fit`, and lets go of what models before have traced.
 
@@ -75,6 +78,7 @@ def check_arguments(
       epochs: As in `fit`.
       initial_epoch: As in `fit`.
       callbacks: The user's callbacks.
+      validation_freq: As in `fit`.
 
     Returns:
       The backup among the callbacks, or None.
@@ -84,6 +88,9 @@ def check_arguments(
     """
     forget_bijections()
     arguments.refuse(refused)
+    # Keras would refuse others than integers and lists of them after the first epoch.
+    if not isinstance(validation_freq, list):
+        check.count("validation_freq", validation_freq, 1)
     arguments.check_counts(epochs=epochs)
     if not 0 <= initial_epoch < epochs:
         raise ValueError(
@@ -274,7 +281,14 @@ def _begin(
         model.before_fit(planned)
     compiled.steps.begin(model.learned_variables(), planned, mechanism.gradient.gains_from_xla)
     plan, weights = mechanism.plan(planned), saving.variables_of(model)
-    public = (target, state.seed, plan.to_json(), data.sampler.identity, model.clip)
+    # Shards have lengths, and hence samplers, of their own.
+    in_shards = data.sampler.place[1] > 1
+    if in_shards and target.randomness == SECURE:
+        raise ValueError(
+            'sampling="poisson_of_shards" needs a key for each worker, and '
+            'compile(randomness="secure") has one tape for all:\nleave one of them out.'
+        )
+    public = (target, state.seed, plan.to_json(), in_shards or data.sampler.identity, model.clip)
     workers.check_same(*public, arrays=lambda: [variable.numpy() for variable in weights])
 
     def noise_and_steps() -> tuple[float, float]:
@@ -345,12 +359,14 @@ def _learner(model: Model) -> Learner:
 
 
 def _layer_settings(model: Model) -> dict[tuple[str, str], object]:
-    """Returns plain settings of the layers, such as rates, by the names of layer and setting."""
+    """Returns settings of the layers, such as rates and activations, by layer and name."""
     return {
         (layer.name, name): value
         for layer in layers_within(model, include_self=False)
         for name, value in vars(layer).items()
-        if isinstance(value, bool | int | float | str) and name != "built" and name[0] != "_"
+        if (isinstance(value, bool | int | float | str) or callable(value))
+        and name != "built"
+        and name[0] != "_"
     }
 
 

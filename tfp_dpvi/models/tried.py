@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dis
+import inspect
+import itertools
 import os
 import tempfile
 import types
@@ -18,6 +20,7 @@ from tfp_dpvi.metrics import RELEASED
 
 _LIBRARIES = ("keras.", "tf_keras.", "tfp_dpvi.", "tensorflow.", "tensorflow_probability.")
 _HOOKS = ("epoch_begin", "epoch_end", "batch_end", "train_batch_end", "train_end")
+_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR")
 # Epochs of a learning rate's schedule that are tried.
 _MOST_EPOCHS = 1000
 
@@ -69,6 +72,7 @@ def try_callbacks(
     rate = learning_rate_variable(optimizer)
     for callback in callbacks:
         kind = type(callback).__name__
+        _refuse_other_arguments(callback)
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and _watches(callback) and monitor not in {*shown, *added}:
             raise ValueError(_never_shown(f"{kind}(monitor={monitor!r}) watches what", shown))
@@ -129,6 +133,25 @@ def _of_keras(function: Any) -> bool:
     return f"{getattr(function, '__module__', '')}.".startswith(_LIBRARIES)
 
 
+def _refuse_other_arguments(callback: Callback) -> None:
+    """Raises `TypeError` if a hook does not take what Keras passes: the fit would end there."""
+    for hook in (*_HOOKS, "train_begin", "batch_begin", "train_batch_begin"):
+        counter = next((f"{name}, " for name in ("epoch", "batch") if name in hook), "")
+        # Keras passes the logs of these by name.
+        by_name = {"logs": None} if hook.startswith("batch") else {}
+        try:
+            signature = inspect.signature(getattr(callback, f"on_{hook}"))
+        except (TypeError, ValueError):
+            continue  # It is not written in Python.
+        try:
+            signature.bind(*([0] if counter else []), *([] if by_name else [None]), **by_name)
+        except TypeError as error:
+            raise TypeError(
+                f"callbacks: {type(callback).__name__}.on_{hook} does not take what Keras passes "
+                f"({error}):\ndefine it with the arguments ({counter}logs=None)."
+            ) from None
+
+
 def _texts(callback: Callback) -> set[str]:
     """Returns the texts that a user's hooks store under: logs that they may add."""
     return {
@@ -166,6 +189,17 @@ def _catches(code: types.CodeType) -> bool:
     )
 
 
+def _asks(instructions: Sequence[dis.Instruction], names: Collection[str]) -> bool:
+    """Returns whether code tests values as they are, other than of these names: None among them."""
+    return any(
+        "JUMP" in after.opname
+        and "IF" in after.opname
+        and before.opname not in ("COMPARE_OP", "CONTAINS_OP")
+        and before.argval not in names
+        for before, after in itertools.pairwise(instructions)
+    )
+
+
 def _asked_for(code: types.CodeType) -> set[Any]:
     """Returns the texts that a function looks for, as in `"loss" in logs`."""
     instructions = list(dis.get_instructions(code))
@@ -182,7 +216,7 @@ def _looks_logged(key: str) -> bool:
 
 
 def _subscripts(code: types.CodeType, names: Collection[str]) -> Iterator[tuple[str, bool]]:
-    """Yields the constant texts by which variables or attributes of these names are indexed.
+    """Yields the constant texts by which variables or attributes of these names are read.
 
     Args:
       code: The code of a function.
@@ -191,12 +225,19 @@ def _subscripts(code: types.CodeType, names: Collection[str]) -> Iterator[tuple[
     Yields:
       The text, and whether a value is stored there.
     """
-    instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    instructions = [
+        each
+        for each in dis.get_instructions(code)
+        if each.opname not in ("CACHE", "PRECALL", "COPY", "TO_BOOL") and each.argval != "get"
+    ]
+    asks = _asks(instructions, names)
     for before, key, after in zip(instructions, instructions[1:], instructions[2:], strict=False):
         indexed = key.opname.startswith("LOAD_CONST") and isinstance(key.argval, str)
         # Two loads may be one instruction, whose last name is the one that is indexed.
         loaded = before.argval[-1] if isinstance(before.argval, tuple) else before.argval
-        if indexed and loaded in names and after.opname in ("BINARY_SUBSCR", "STORE_SUBSCR"):
+        # As `logs.get("loss")` without a default, whose None nothing would see.
+        got = after.opname.startswith("CALL") and after.arg == 1 and not asks
+        if indexed and loaded in names and (got or after.opname in _SUBSCRIPTS):
             yield key.argval, after.opname == "STORE_SUBSCR"
 
 

@@ -24,6 +24,8 @@ class Sampler(abc.ABC):
       num_available: The number of records to draw from.
       physical_batch_size: P, the static number of records at a time. It has no effect on the
         guarantee.
+      place: The number of this worker, and how many workers draw, each from records of its own;
+        (0, 1) where all draw one sample.
 
     ```python
     >>> from tfp_dpvi._tf import tf
@@ -39,6 +41,7 @@ class Sampler(abc.ABC):
 
     num_available: int
     physical_batch_size: int
+    place: tuple[int, int] = (0, 1)
 
     @property
     def num_words(self) -> int:

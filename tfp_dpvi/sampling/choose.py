@@ -59,6 +59,9 @@ MakeSampler = Callable[[int, int, int, "int | None"], Sampler]
 None leaves the physical batch size to the sampler.
 """
 
+SHARDS = "poisson_of_shards"
+"""Poisson samples that several workers draw, each from records of its own."""
+
 _SAMPLERS: dict[str, MakeSampler] = {}
 
 
@@ -91,7 +94,7 @@ def make_sampler(
     The inclusion probability is `batch_size` over the declared `num_records`.
 
     Args:
-      name: "poisson", "fixed_size", or a name that was registered.
+      name: "poisson", "poisson_of_shards", "fixed_size", or a name that was registered.
       num_available: The number of records to draw from.
       num_records: The declared number of records.
       batch_size: The expected batch size.
@@ -157,4 +160,5 @@ def _poisson(
 
 
 register_sampler("poisson", _poisson)
+register_sampler(SHARDS, _poisson)
 register_sampler("fixed_size", _fixed_size)

@@ -19,6 +19,7 @@ class DeclaredBatchSampler(Sampler):
       num_rows: The number of rows of a padded batch.
       scheme: The scheme that the batches are declared to follow.
       physical_batch_size: The number of records at a time.
+      place: See `Sampler`.
 
     ```python
     >>> from tfp_dpvi._tf import tf
@@ -32,9 +33,16 @@ class DeclaredBatchSampler(Sampler):
     ```
     """
 
-    def __init__(self, num_rows: int, scheme: SamplingScheme, physical_batch_size: int) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        scheme: SamplingScheme,
+        physical_batch_size: int,
+        place: tuple[int, int] = (0, 1),
+    ) -> None:
         self.num_available = num_rows
         self.physical_batch_size = min(physical_batch_size, num_rows)
+        self.place = place
         self._scheme = scheme
         self._mask: tf.Tensor | None = None
 

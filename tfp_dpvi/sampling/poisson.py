@@ -128,6 +128,9 @@ class PoissonSampler(Sampler):
     def for_each_batch(self, key: tf.Tensor, body: Body[Carry], initial: Carry) -> Carry:
         """See `Sampler`."""
         count = self.num_available
+        if self.place[1] > 1:
+            # Independent samples of all shards together are one Poisson sample.
+            key = _random.fold_in(key, tf.constant(self.place[0]))
 
         def more(last: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
             return last < count - 1

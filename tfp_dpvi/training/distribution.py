@@ -16,6 +16,7 @@ from tfp_dpvi.gradients.isolation import strictly
 from tfp_dpvi.training.mechanism import Sums
 
 _State = TypeVar("_State")
+_Made = TypeVar("_Made")
 _SPLITS_GATHERS = not tf.__version__.startswith("2.15.")
 _LOST = (
     tf.errors.UnavailableError,
@@ -51,7 +52,9 @@ class Replicas:
         number = None if context is None else context.replica_id_in_sync_group
         return tf.constant(0, tf.int64) if number is None else tf.cast(number, tf.int64)
 
-    def share(self, indices: tf.Tensor, mask: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def share(
+        self, indices: tf.Tensor, mask: tf.Tensor, num_shards: int = 1
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns this replica's part of a physical batch.
 
         The parts are disjoint, of equal size, and cover the batch.
@@ -59,18 +62,21 @@ class Replicas:
         Args:
           indices: The batch's rows, an int64 tensor of shape [P].
           mask: A bool tensor of shape [P], False for padding.
+          num_shards: The number of workers that each draw batches of their own, which only their
+            own replicas share.
 
         Returns:
           The replica's indices and mask.
         """
-        if self.num == 1:
+        num = self.num // num_shards
+        if num == 1:
             return indices, mask
         num_rows = int(indices.shape[0])
-        size = -(-num_rows // self.num)
-        padding = size * self.num - num_rows
+        size = -(-num_rows // num)
+        padding = size * num - num_rows
         indices = tf.concat([indices, tf.repeat(indices[:1], padding)], axis=0)
         mask = tf.pad(mask, [[0, padding]])
-        begin = self.number() * size
+        begin = self.number() % num * size
         return indices[begin : begin + size], mask[begin : begin + size]
 
     def rows(
@@ -229,15 +235,15 @@ class Workers:
         self.agree_on(chief_makes)
         return [float(number) for number in self._gathered(own)[0]]
 
-    def agree_on(self, make: Callable[[], None]) -> None:
-        """Calls `make` on every worker, and passes on what it raises.
+    def agree_on(self, make: Callable[[], _Made]) -> _Made:
+        """Calls `make` on every worker, and passes on what it returns or raises.
 
         Raises:
           RuntimeError: It raised on another worker.
         """
         refusal: Exception | None = None
         try:
-            make()
+            made = make()
         except Exception as error:
             refusal = error
         if self.several:
@@ -249,6 +255,21 @@ class Workers:
                 )
         if refusal is not None:
             raise refusal
+        return made
+
+    def shards(self, num_records: int) -> tuple[tuple[int, int], int]:
+        """Returns a sampler's `place` on this worker, and the records of all workers together.
+
+        Args:
+          num_records: The number of this worker's own records.
+        """
+        if not self.several:
+            return (0, 1), num_records
+        # A row for each replica, of which all workers have equally many.
+        own = self._gathered([num_records])[:: len(self._strategy.extended.worker_devices), 0]
+        resolver = self._strategy.cluster_resolver
+        after_chief = resolver.task_type == "worker" and "chief" in resolver.cluster_spec().jobs
+        return (resolver.task_id + after_chief, len(own)), int(own.sum())
 
     def secret(self, secret: bytes) -> bytes:
         """Returns the chief's bytes, a multiple of eight of them."""

@@ -175,7 +175,7 @@ def _clipped_sums(
     clipped_sum = replicas.clipped_sum(gradient)
 
     def add_batch(sums: Sums, indices: tf.Tensor, mask: tf.Tensor) -> Sums:
-        indices, mask = replicas.share(indices, mask)
+        indices, mask = replicas.share(indices, mask, mechanism.sampler.place[1])
         batch, mask = replicas.rows(records, indices, mask, mechanism.gradient.batchwise)
         # For draws that belong to single records: each batch and each replica has its own.
         number = sums.batches * replicas.num + replicas.number()
