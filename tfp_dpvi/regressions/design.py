@@ -92,14 +92,12 @@ class Group:
       labels: The names of its coefficients.
       location: What is subtracted from the term of slopes, if the group has intercepts as well.
       scale: What the term is divided by.
-      widening: See `Design.widening`.
     """
 
     name: str
     labels: tuple[str, ...]
     location: float = 0.0
     scale: float = 1.0
-    widening: float = 1.0
 
     @property
     def is_slope(self) -> bool:
@@ -416,27 +414,21 @@ class Design:
         centre = ~is_dummy & self.has_intercept
         self.location = np.where(centre, reference.mean(axis=0), 0.0)
         wide = [name for name in records if _is_wide(self.schema.columns[name])]
-        changed = [self.rows({**records, name: records[name][::-1]}) for name in wide]
-        are_changed = [np.any(other.common != reference, axis=0) & ~is_dummy for other in changed]
+        changed = [self.rows({**records, name: records[name][::-1]}).common for name in wide]
+        are_changed = [np.any(other != reference, axis=0) & ~is_dummy for other in changed]
         self.wide = np.array(are_changed).reshape(len(wide), reference.shape[1])
         self.widening = np.where(self.wide.any(axis=0), _WIDENING, 1.0)
-        self.groups = tuple(self._scaled(group, rows, changed) for group in self.groups)
+        self.groups = tuple(self._scaled(group, rows) for group in self.groups)
 
-    def _scaled(self, group: Group, rows: Rows, changed: list[Rows]) -> Group:
+    def _scaled(self, group: Group, rows: Rows) -> Group:
         """Returns a group whose slopes are of a term with typical deviation 1."""
         # Each record has one level, so that the sum over levels is the term.
-        place = self._matrices.group.slices[group.name]
-        term = rows.groups[:, place].sum(axis=1, dtype=np.float64)
+        term = rows.groups[:, self._matrices.group.slices[group.name]].sum(axis=1, dtype=np.float64)
         if not group.is_slope or np.isin(term, (-1.0, 0.0, 1.0)).all() or not term.std():
             return group
         has_intercepts = group.intercepts in self._matrices.group.slices
-        is_wide = any(np.any(other.groups[:, place].sum(axis=1) != term) for other in changed)
-        return dataclasses.replace(
-            group,
-            location=float(term.mean()) if has_intercepts else 0.0,
-            scale=float(term.std()),
-            widening=_WIDENING if is_wide else 1.0,
-        )
+        location = float(term.mean()) if has_intercepts else 0.0
+        return dataclasses.replace(group, location=location, scale=float(term.std()))
 
     def _group_columns(self, found: sparse.csc_matrix) -> np.ndarray:
         """Returns columns of group effects on the model's scale, float32 [n, all levels]."""

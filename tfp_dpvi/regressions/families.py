@@ -66,8 +66,6 @@ class Layout:
       num_common: The number of common columns.
       has_intercept: Whether there is an intercept (an ordinal outcome's thresholds are instead).
       group_sizes: The number of columns of each group effect.
-      group_sds: The scale of the half-normal prior of each group's standard deviation; empty, as of
-        earlier versions, if all are 1.
       unit: The column of persons if each has an intercept of their own, else "".
       has_trials: Whether the last column is the number of trials.
       censored: Where outcomes are not seen beyond a limit, "right" or "left": then the last column
@@ -77,7 +75,6 @@ class Layout:
     num_common: int
     has_intercept: bool
     group_sizes: tuple[int, ...] = ()
-    group_sds: tuple[float, ...] = ()
     unit: str = ""
     has_trials: bool = False
     censored: str = ""
@@ -127,9 +124,9 @@ def make_prior(
     if columns.unit:
         parts["unit_sd"] = tfd.HalfNormal(np.float32(1.0))
     if columns.group_sizes:
+        num = len(columns.group_sizes)
         index = columns.group_index
-        scales = columns.group_sds or np.ones(len(columns.group_sizes))
-        parts["group_sd"] = _independent(tfd.HalfNormal(np.array(scales, np.float32)))
+        parts["group_sd"] = _independent(tfd.HalfNormal(np.ones(num, np.float32)))
         parts["group"] = lambda group_sd: _independent(
             tfd.Normal(np.float32(0.0), tf.gather(group_sd, index, axis=-1))
         )

@@ -403,7 +403,6 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         len(design.labels),
         has_intercept,
         tuple(len(group.labels) for group in design.groups),
-        tuple(group.widening for group in design.groups),
         person,
         has_trials=design.trials is not None,
         censored="" if design.limit is None else design.limit.side,

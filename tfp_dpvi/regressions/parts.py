@@ -72,8 +72,7 @@ class Parts:
         """Arguments of `likelihood`."""
         outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
         outcome["cuts"] = list(outcome["cuts"])
-        for name in ("group_sizes", "group_sds"):
-            layout[name] = list(layout[name])
+        layout["group_sizes"] = list(layout["group_sizes"])
         return {"family": self.family, "outcome": outcome, "layout": layout}
 
     @property

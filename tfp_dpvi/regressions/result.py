@@ -214,7 +214,7 @@ class Regression:
         """Returns the priors of the family's own parameters and of effects' deviations."""
         unit = self.parts.outcome.scale
         effects = [
-            f"prior of sd({group.name}): halfnormal({unit * group.widening / group.scale:.3g})"
+            f"prior of sd({group.name}): halfnormal({unit / group.scale:.3g})"
             for group in self.design.groups
         ]
         if self.parts.layout.unit:
@@ -645,9 +645,8 @@ class Regression:
         fields["outcome"] = Outcome(
             **{**fields["outcome"], "cuts": tuple(fields["outcome"]["cuts"])}
         )
-        layout = fields["layout"]
-        tuples = {name: tuple(layout.get(name, ())) for name in ("group_sizes", "group_sds")}
-        fields["layout"] = Layout(**{**layout, **tuples})
+        sizes = tuple(fields["layout"]["group_sizes"])
+        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
         for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])
