@@ -251,7 +251,8 @@ def draw(result: Any, names: list[str], means: Any, errors: Any, path: pathlib.P
     axes.axvline(0.0, color="0.8", lw=0.8, zorder=0)
     axes.set_yticks(range(len(names)), list(reversed(names)))
     axes.set_xlabel("coefficient in non-private standard errors, 94 % intervals")
-    axes.set_title(f"{result.design.formula}\n{result.parts.family}", fontsize=9)
+    warned = ", which warns" if result.warnings else ""
+    axes.set_title(f"{result.design.formula}\n{result.parts.family}{warned}", fontsize=9)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
