@@ -401,6 +401,10 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
             location, scale = float(simulated.mean()), float(simulated.std())
     if design.trials is not None:
         location = _typical_share(design)
+    distance = 0.0
+    if kind.is_scaled and not design.has_intercept:
+        # The coefficients alone say where outcomes lie, which may be far from 0.
+        distance, location = abs(location) / scale, 0.0
     outcome = kind.outcome(column, location, scale)
     sizes = tuple(len(group.labels) for group in design.groups)
     has_intercept = design.has_intercept and family != "ordinal"
@@ -413,7 +417,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         censored="" if design.limit is None else design.limit.side,
     )
     unit = outcome.scale
-    given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
+    given, intercept = _priors(design, priors, unit, math.hypot(kind.coefficient_sd, distance))
     if intercept is None:
         # Records may lie elsewhere than at the middle of bounds that are wider than they need be.
         sds = np.array([sd for _, sd in given])
