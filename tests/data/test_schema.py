@@ -441,3 +441,10 @@ def test_a_heap_at_a_bound_survives_noise_that_may_hide_others():
         )
         alone = sum(group(column, counts, 14.0).column.edges[-2] == 99_999 for counts in noisy)
         assert alone >= 75 if num else alone == 0
+
+
+def test_descriptions_by_numpys_numbers_go_into_files():
+    """As pandas' unique() has them."""
+    columns = {"wave": Categorical(list(np.arange(1, 4))), "age": Integer(np.int64(0), np.int64(9))}
+    schema = Schema(columns)
+    assert Schema.from_json(schema.to_json()) == schema

@@ -40,6 +40,7 @@ SCHEMA = Schema(
         "share": Continuous(0.1, 0.9),
         "trials": Integer(0, 50),
         "until": Continuous(0.0, 50.0),
+        "place": Categorical(["A[1]", "B"]),
     }
 )
 NUM = 40
@@ -69,7 +70,7 @@ ACCEPTED = [
     "y ~ age / ward + `inc`",
     "y ~ ward / age",
     "y ~ ward * age - age",
-    "y ~ {ward == 'A[1]'} + {ward == \"A\"} + {age != 40} + {age >= 30} + {age < 60} + {age <= 50}",
+    "y ~ {place == 'A[1]'} + {ward == \"A\"} + {age != 40} + {age >= 30} + {age < 60} + {age <= 50}",
     "y ~ {-age} + {+inc} + {age - inc} + {2 * age}",
     "y ~ {True + age}",
     "y ~ age + (1 | ward / year)",
@@ -87,6 +88,8 @@ ACCEPTED = [
     "y ~ cr(age, knots=knots, lower_bound=10, upper_bound=95, center=False)",
     "y ~ poly(age, 3, raw=True)",
     "y ~ S(year, omit=2001)",
+    "y ~ scale(age) + scale(np.log1p(inc)) + offset(age) + offset(np.log1p(inc))",
+    "y ~ {ward < 'C'}:ward + {'A' != ward} + {sex == True}",
     "np.log1p(y) ~ age",
     "p(y, trials) ~ age",
     "prop(y, 50) ~ age",
@@ -303,6 +306,22 @@ def test_effects_of_a_group_are_independent_so_that_two_bars_are_one():
         ("truncated(y, lb=1) ~ age", "no family is truncated"),
         ("constrained(y, lb=0, ub=9) ~ age", "no family has bounds of your own"),
         ("weighted(y, inc) ~ age", "as weights="),
+        ("np.exp(scale(y)) ~ age", "the outcome may be a column or np.log of it"),
+        ("np.exp(center(y)) ~ age", "the outcome may be a column or np.log of it"),
+        ("np.log1p(y, y) ~ age", "the outcome may be a column or np.log of it"),
+        ("y ~ np.sqrt(age, inc)", "takes one value and nothing else"),
+        ("y ~ np.sqrt(age, out=inc) + inc", "takes one value and nothing else"),
+        ("y ~ np.sqrt(age, where=np.signbit(share))", "takes one value and nothing else"),
+        ("y ~ age:offset(inc)", "an offset within a term"),
+        ("y ~ age * offset(inc)", "an offset within a term"),
+        ("y ~ I(offset(inc))", "an offset within a term"),
+        ("y ~ {ward == 'a'}", "'ward' with 'a', which is none of its levels"),
+        ("y ~ {1 == ward}", "'ward' with 1, which is none of its levels"),
+        ("y ~ {year != '2001'}", "the numbers 'year' with the text '2001'"),
+        ("y ~ np.exp({sex == 'True'})", "the numbers 'sex' with the text 'True'"),
+        ("y ~ {kind == 'u'}", "'kind', which may be missing"),
+        ("y ~ poly(age, 0)", r"poly\(age, 0\), without a column"),
+        ("y ~ scale(np.log1p(inc)) + scale(age)", r"write scale\(z\) first"),
     ],
 )
 def test_what_is_no_function_of_a_record_is_refused(formula, message):

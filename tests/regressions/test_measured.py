@@ -34,7 +34,14 @@ def test_both_releases_are_within_the_budget_of_one_ledger(measured):
     assert report.delta == 1e-5
     assert ledger.epsilon(1e-5) == pytest.approx(report.epsilon)
     assert "means and variances of 6 columns" in str(report)
-    assert "released from the records for 20% of epsilon and delta" in result.report()
+    text = result.report()
+    assert "released from the records for 20% of epsilon and delta" in text
+    # What was released was not declared.
+    for name in ("income", "ward", "y", "sex"):
+        described = " ".join(text.split(f"* {name}:")[1].split("\n  * ")[0].split())
+        assert "declared" not in described
+        assert "(released from the records)" in described
+    assert "released" not in text.split("* age:")[1].split("\n  * ")[0]
 
 
 def test_they_describe_the_records_better_than_the_bounds(measured):

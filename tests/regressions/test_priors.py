@@ -1,10 +1,13 @@
 """Default priors where bounds are far wider than records, and priors that contradict these."""
 
+import types
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import tfp_dpvi as dpvi
+from tfp_dpvi.regressions.checking import outcome_values
 from tfp_dpvi.regressions.fit import described
 
 pytest.importorskip("formulae")
@@ -91,3 +94,21 @@ def test_groups_that_do_not_differ_contradict_no_prior():
     arguments = {"epsilon": 8.0, "delta": 1e-5, "seed": 1}
     result = dpvi.regression("y ~ x + (1 | area)", data, "normal", schema, **arguments)
     assert not [sentence for sentence in result.warnings if "contradicts" in sentence]
+
+
+def test_without_an_intercept_outcomes_are_the_coefficients_alone():
+    """A linear model subtracted the middle of the outcome's bounds, and the table had its rest."""
+    schema = {
+        "pressure": {"type": "continuous", "lower": 60, "upper": 220},
+        "ward": {"type": "categorical", "categories": ["A", "B"]},
+    }
+    design, parts = described("pressure ~ 0 + ward", "normal", schema)
+    records = {"pressure": np.array([120.0, 140.0]), "ward": ["A", "B"]}
+    scaled = outcome_values(design, "normal", parts.outcome, records)
+    draws = {"coefficients": scaled[None], "sigma": np.ones([1])}
+    model = types.SimpleNamespace(posterior_sample=lambda num, seed: draws)
+    result = dpvi.Regression(design, parts, model)
+    assert result.draws["ward[A]"] == pytest.approx(120.0)
+    np.testing.assert_allclose(result.predict(records)["mean"], [120.0, 140.0], rtol=1e-5)
+    # Priors about 0 reach where outcomes may lie.
+    assert parts.coefficients[0][1] * parts.outcome.scale == pytest.approx(np.hypot(100.0, 140.0))

@@ -98,6 +98,11 @@ def test_predictions_effects_and_text(poisson):
     assert list(poisson.effects("ward")["ward"]) == ["A", "B", "C"]
     with pytest.raises(ValueError, match="no covariate"):
         poisson.effects("y")
+    with pytest.raises(ValueError, match="num=0 must be at least 1"):
+        poisson.effects("age", num=0)
+    for at in ("ward", {"ward": ["A", "B"]}):
+        with pytest.raises(TypeError, match="at must be a dict of one value each"):
+            poisson.effects("age", at=at)
     text = repr(poisson)
     assert text.index("epsilon 1") < text.index("ward[C]")
     # The test's fit has a seed.
@@ -195,6 +200,13 @@ def test_arviz_reads_and_draws_a_regression(poisson, tmp_path):
         ({"data": 3}, "data must be"),
         ({"data": {"age": np.zeros(0), "y": np.zeros(0)}}, "data has no rows"),
         ({"seed": "a"}, "seed='a' is not an integer"),
+        ({"epsilon": None}, "epsilon=None is not a number"),
+        ({"delta": None}, "delta=None is not a number"),
+        ({"measured": 3}, "measured must be a list of columns"),
+        ({"constants": [30]}, "constants must be a dict"),
+        ({"constants": {"np": np}}, "constants has 'np', which is NumPy"),
+        ({"weights": np.ones(3)}, "weights=a ndarray"),
+        ({"formula": "y ~ 0 + age", "priors": {"Intercept": (0, 1)}}, "'Intercept', and the formula"),
         ({"schema": {"y": {"type": "count"}}}, "needs a type"),
     ],
 )  # fmt: skip

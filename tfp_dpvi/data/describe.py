@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data.columns import Binary, Categorical, Column, Continuous, Integer, Numeric
 from tfp_dpvi.data.dates import Date
@@ -64,7 +66,10 @@ def plain(column: Column) -> dict[str, Any]:
     for field in dataclasses.fields(column):
         value = getattr(column, field.name)
         if field.default is dataclasses.MISSING or value != field.default:
-            values[field.name] = list(value) if isinstance(value, tuple) else value
+            parts = value if isinstance(value, tuple) else (value,)
+            # JSON holds no numbers of NumPy, which pandas' unique() has.
+            plain_parts = [part.item() if isinstance(part, np.generic) else part for part in parts]
+            values[field.name] = plain_parts if isinstance(value, tuple) else plain_parts[0]
     return values
 
 

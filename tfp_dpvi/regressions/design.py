@@ -23,8 +23,13 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Binary, Categorical, Column, Date, Integer, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
 from tfp_dpvi.regressions.responses import (
+    MODULES,
     UFUNCS,
+    Argument,
+    Call,
     calls_of,
+    comparisons_of,
+    is_of_one_value,
     limit_of,
     response_of,
     trials_of,
@@ -178,6 +183,10 @@ class Design:
             raise ValueError(f'missing={check.shown(missing)} must be None or "indicator".')
         self.outside = check.one_of("outside", outside, ("refuse", "clip"))
         self.missing = missing
+        if not isinstance(constants, Mapping | None):
+            raise TypeError(
+                "constants must be a dict of numbers and lists, such as {'knots': [3]}."
+            )
         self.constants = dict(constants or {})
         self._formulae = _import_formulae()
         description = self._parsed()
@@ -221,8 +230,9 @@ class Design:
 
     def _checked_names(self, description: Any, schema: Schema) -> list[str]:
         for name in self.constants:
-            if name in schema.columns:
-                raise ValueError(f"constants has {name!r}, which is a column: rename it.")
+            if name in (*schema.columns, *MODULES):
+                kind = "NumPy" if name in MODULES else "a column"
+                raise ValueError(f"constants has {name!r}, which is {kind}: rename it.")
         # A number that stands for a term is a name to formulae.
         used = sorted(map(str, description.var_names - self.constants.keys() - {""}))
         if unknown := [name for name in used if name not in schema.columns]:
@@ -240,8 +250,16 @@ class Design:
         terms = [*description.common_terms, *description.group_terms]
         if any(self.outcome in getattr(term, "var_names", ()) for term in terms):
             raise ValueError(f"formula has the outcome {self.outcome!r} as a term: leave it out.")
-        for call in calls_of(description):
+        calls = calls_of(description)
+        for call in calls:
             self._check_call(call, schema)
+        alone = [term for term in terms if term.name in map(str, calls)]
+        offsets = sum(term.name.startswith("offset(") for term in alone)
+        if sum(call.callee == "offset" for call in calls) > offsets:
+            raise ValueError("formula has an offset within a term: add it alone, + offset(x).")
+        for left, right in comparisons_of(calls):
+            _check_comparison(left, right, schema)
+            _check_comparison(right, left, schema)
         for term in description.group_terms:
             for part in term.factor.components:
                 self._check_categories(str(part.name), schema.columns.get(str(part.name)))
@@ -251,7 +269,7 @@ class Design:
             )
         return [name for name in schema.names if name in used]
 
-    def _check_call(self, call: Any, schema: Schema) -> None:
+    def _check_call(self, call: Call, schema: Schema) -> None:
         name = call.callee
         if name in CATEGORIES:
             column = str(call.args[0]) if call.args else ""
@@ -265,6 +283,8 @@ class Design:
                 raise ValueError(f"formula: leave out levels of {name}(): the schema has them.")
         elif name not in (*TRANSFORMS, *PLAIN) and ufunc_of(name) is None:
             raise ValueError(f"formula: {name}() is no function of one record: use {_FUNCTIONS}.")
+        elif ufunc_of(name) is not None and not is_of_one_value(call):
+            raise ValueError(f"formula has {call}: {name}() takes one value and nothing else.")
 
     def _check_categories(self, name: str, column: Column | None) -> None:
         if isinstance(column, (Categorical, Binary)):
@@ -378,6 +398,8 @@ class Design:
             if term.kind == "offset":
                 self._offsets.append(place)
             elif name != "Intercept":
+                if len(term.labels) != place.stop - place.start:
+                    raise ValueError(f"formula has {name}, without a column: raise its degree.")
                 terms[name] = slice(len(labels), len(labels) + place.stop - place.start)
                 labels += map(_short, term.labels)
                 self._kept += range(place.start, place.stop)
@@ -570,6 +592,24 @@ class Design:
 # ---------------------------------------------------------------------- helpers
 
 
+def _check_comparison(side: Argument, other: Argument, schema: Schema) -> None:
+    """Refuses comparisons that are false of all records, or in silence of missing ones."""
+    name, value = getattr(side, "name", ""), getattr(other, "value", None)
+    column = schema.columns.get(name)
+    if isinstance(column, Categorical):
+        if column.missing:
+            raise ValueError(
+                f"formula compares {name!r}, which may be missing: write {name}, whose levels "
+                "have one for missing values."
+            )
+        if value is not None and value not in column.categories:
+            raise ValueError(
+                f"formula compares {name!r} with {other}, which is none of its levels."
+            )
+    elif column is not None and isinstance(value, str):
+        raise ValueError(f"formula compares the numbers {name!r} with the text {other}.")
+
+
 def _beside(
     frame: pandas.DataFrame | dict[str, np.ndarray], num: int, at: str | float | None
 ) -> np.ndarray:
@@ -612,6 +652,11 @@ def _errors(formula: str) -> Iterator[None]:
         is_ours = isinstance(error, ValueError) and "formula" in str(error)
         if is_ours and len(str(error).splitlines()) <= 2:
             raise
+        if isinstance(error, AttributeError) and "callee" in str(error):
+            raise ValueError(
+                "formula has a function of another one before the same function of a column, as in "
+                "scale(np.log(x)) + scale(z), which formulae cannot read: write scale(z) first."
+            ) from None
         raise ValueError(
             f"formula={formula!r} cannot be evaluated ({type(error).__name__}: "
             f"{check.first_line(error):.150})."

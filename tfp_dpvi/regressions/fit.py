@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -151,8 +151,11 @@ def regression(
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
     schema = Schema.of(schema)
-    if isinstance(measured, str):
-        raise TypeError(f"measured must be a list of columns, such as [{measured!r}].")
+    check.real("epsilon", epsilon, "pass the privacy loss to allow, for example epsilon=1.0")
+    check.real("delta", delta, "pass a probability, for example delta=1e-5")
+    if isinstance(measured, str) or not isinstance(measured, Iterable | None):
+        name = measured if isinstance(measured, str) else "age"
+        raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit, measured)
@@ -338,7 +341,7 @@ def _weights(schema: Schema, name: str | None, data: TableData, outside: str) ->
     """Returns the arguments of a fit that say what records weigh; none without weights."""
     if name is None:
         return {}
-    column = schema.columns.get(name)
+    column = schema.columns.get(name) if isinstance(name, str) else None
     if not isinstance(column, Numeric) or column.missing or column.lower < 0.0 or column.upper <= 0:
         raise ValueError(
             f"weights={check.shown(name)} needs a column that the schema describes as Continuous "
@@ -349,7 +352,9 @@ def _weights(schema: Schema, name: str | None, data: TableData, outside: str) ->
 
 
 def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
-    spent = 0.0 if ledger is None or not ledger.num_releases else ledger.epsilon(delta)
+    spent = 0.0
+    if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
+        spent = ledger.epsilon(delta)
     if spent >= (1.0 - share) * epsilon:
         raise ValueError(
             f"epsilon={epsilon:g} is the total of the ledger, of which {spent:.3g} was spent: too "
@@ -397,6 +402,10 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
             location, scale = float(simulated.mean()), float(simulated.std())
     if design.trials is not None:
         location = _typical_share(design)
+    distance = 0.0
+    if kind.is_scaled and not design.has_intercept:
+        # The coefficients alone say where outcomes lie, which may be far from 0.
+        distance, location = abs(location) / scale, 0.0
     outcome = kind.outcome(column, location, scale)
     has_intercept = design.has_intercept and family != "ordinal"
     layout = Layout(
@@ -408,13 +417,15 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         censored="" if design.limit is None else design.limit.side,
     )
     unit = outcome.scale
-    given, intercept = _priors(design, priors, unit, kind.coefficient_sd)
+    given, intercept = _priors(design, priors, unit, math.hypot(kind.coefficient_sd, distance))
     if intercept is None:
         # Records may lie elsewhere than at the middle of bounds that are wider than they need be.
         sds = np.array([sd for _, sd in given])
         elsewhere = [sds[changed].max(initial=0.0) for changed in design.wide]
         deviation = math.hypot(INTERCEPT_SD, *elsewhere)
         intercept = (0.0 if kind.is_scaled else outcome.location, deviation)
+    elif not (design.has_intercept or family == "ordinal"):
+        raise ValueError("priors has 'Intercept', and the formula none: leave it out.")
     elif kind.is_scaled:
         intercept = ((intercept[0] - outcome.location) / unit, intercept[1] / unit)
     return Parts(

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import types
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,6 +29,9 @@ CENSORED = "censored"
 
 Constants = Mapping[str, Any]
 """Public numbers or lists by the names that a formula has for them."""
+
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
+"""Signs that compare two values."""
 
 SIDES = ("right", "left")
 """Where outcomes are not seen: above their limit, or below it."""
@@ -69,6 +72,7 @@ class Argument(Protocol):
     """An argument of a call: a `name`, or a public `value`."""
 
 
+@runtime_checkable
 class Call(Argument, Protocol):
     """A call in a formula, as formulae reads it.
 
@@ -153,7 +157,8 @@ def response_of(description: Any) -> tuple[str, Call | None]:
     names = component.var_names
     if len(names) != 1:
         raise ValueError(f"formula has the outcome {component.name}: use one column.")
-    if ufunc_of(call.callee) is None:
+    # A transformation with a state, scale(y), would take it from the records.
+    if not all(is_of_one_value(each) for each in _parts_of([call]) if isinstance(each, Call)):
         raise ValueError(f"formula: the outcome may be a column or np.log of it, not {call}.")
     return next(iter(names)), call
 
@@ -253,19 +258,42 @@ def calls_of(description: Any) -> list[Call]:
     Args:
       description: A formula's description by formulae.
     """
-    calls = []
     components: list[Any] = []
     for term in description.common_terms:
         components += getattr(term, "components", [])
     for term in description.group_terms:
         components += [*getattr(term.expr, "components", []), *term.factor.components]
-    waiting = [component.call for component in components if hasattr(component, "call")]
-    while waiting:
-        part = waiting.pop()
-        if hasattr(part, "callee"):
-            calls.append(part)
-        waiting += [*getattr(part, "args", ()), *getattr(part, "kwargs", {}).values()]
-    return calls
+    calls = [component.call for component in components if hasattr(component, "call")]
+    return [part for part in _parts_of(calls) if isinstance(part, Call)]
+
+
+def comparisons_of(calls: Sequence[Call]) -> list[tuple[Argument, Argument]]:
+    """Returns both sides of the comparisons within calls, such as of {x > 3}.
+
+    Args:
+      calls: Calls of a formula; braces are one.
+    """
+    parts = _parts_of(calls)
+    return [part.args for part in parts if getattr(part, "symbol", "") in COMPARISONS]
+
+
+def _parts_of(calls: Sequence[Argument]) -> list[Any]:
+    """Returns calls and all that is within them."""
+    parts = list(calls)
+    for part in parts:
+        parts += [*getattr(part, "args", ()), *getattr(part, "kwargs", {}).values()]
+    return parts
+
+
+def is_of_one_value(call: Call) -> bool:
+    """Returns whether a call is NumPy's function of each value, with no other argument.
+
+    A second one would be written to, and `where=` would leave values out.
+
+    Args:
+      call: The call.
+    """
+    return ufunc_of(call.callee) is not None and len(call.args) == 1 and not call.kwargs
 
 
 def ufunc_of(name: str) -> np.ufunc | None:

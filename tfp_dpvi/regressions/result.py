@@ -7,6 +7,7 @@ import functools
 import html
 import json
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -239,7 +240,15 @@ class Regression:
         """
         report = self.model.privacy_report(delta)
         caveats = tuple(self._own_caveat(caveat) for caveat in report.caveats)
-        return dataclasses.replace(report, caveats=caveats, schema=str(self.design.schema))
+        lines = zip(self.design.schema.names, str(self.design.schema).split("\n"), strict=True)
+        schema = "\n".join(self._described_column(name, line) for name, line in lines)
+        return dataclasses.replace(report, caveats=caveats, schema=schema)
+
+    def _described_column(self, name: str, line: str) -> str:
+        """Returns the line of a column's description; what was measured was not declared."""
+        if name not in self.parts.measured:
+            return line
+        return re.sub(r" \((shares )?declared\)", "", line) + " (released from the records)"
 
     def _described(self) -> list[str]:
         """Returns the paragraphs of a report that are not about privacy."""
@@ -519,7 +528,10 @@ class Regression:
         if name not in others:
             raise ValueError(f"name={name!r} is no covariate: use one of {', '.join(others)}.")
         column = others.pop(name)
-        fixed = dict(at or {})
+        num = check.count("num", num, 1)
+        fixed = at or {}
+        if not isinstance(fixed, Mapping) or any(map(np.ndim, fixed.values())):
+            raise TypeError("at must be a dict of one value each, such as {'ward': 'A'}.")
         if unknown := [each for each in fixed if each not in others]:
             raise ValueError(
                 f"at has {unknown}, which are no other covariates: use {', '.join(others)}."
