@@ -66,11 +66,23 @@ def test_a_shift_warns_if_it_is_large_and_no_chance():
         rows = checks(shift=np.array([0.9, np.nan, shift]), shift_z=np.array([9.0, np.nan, z]))
         return failed(parameters=rows)
 
-    # Five tests, two parameters with a score: 0.03 / 5 / 2 is 2.97 standard deviations.
-    assert shifted(-3.0, -2.9) == []
+    # Six tests, two parameters with a score: 0.03 / 6 / 2 is 3.02 standard deviations.
+    assert shifted(-3.0, -3.0) == []
     assert shifted(-0.9, -9.0) == []
-    (sentence,) = shifted(-3.0, -3.0)
+    (sentence,) = shifted(-3.0, -3.1)
     assert sentence.startswith("the estimate of sigma is 3 posterior standard deviations from")
+
+
+def test_what_neither_ranks_nor_shift_are_sure_of_they_are_together():
+    """0.01 and 0.02 are above 0.03 / 6, and 0.0019 by Fisher's method is not."""
+    rows = checks(shift=np.array([0.9, np.nan, 3.0]), shift_z=np.array([0.0, np.nan, 2.81]))
+    alone = failed(parameters=rows)
+    together = failed(parameters=rows, ranks=0.02)
+    assert alone == []
+    assert [sentence.split()[1] for sentence in together] == ["likelihood", "estimate"]
+    product = 0.02 * 4.0 * stats.norm.sf(2.81)
+    found = dataclasses.replace(TRAINED, parameters=rows, ranks=0.02).p_values["both"]
+    assert found == pytest.approx(stats.combine_pvalues([0.02, product / 0.02]).pvalue)
 
 
 def test_a_pull_warns_if_it_is_large_and_no_chance():
@@ -78,9 +90,9 @@ def test_a_pull_warns_if_it_is_large_and_no_chance():
         rows = checks(pull=np.array([0.9, np.nan, pull]), pull_z=np.array([9.0, np.nan, z]))
         return dataclasses.replace(TRAINED, parameters=rows).warnings
 
-    assert pulled(-3.0, -2.9) == []
+    assert pulled(-3.0, -3.0) == []
     assert pulled(-0.9, -9.0) == []
-    (sentence,) = pulled(-3.0, -3.0)
+    (sentence,) = pulled(-3.0, -3.1)
     assert "that of sigma is 3 posterior standard deviations from where the records" in sentence
 
 

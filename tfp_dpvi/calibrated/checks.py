@@ -179,7 +179,11 @@ class Checks:
 
     @property
     def p_values(self) -> dict[str, float]:
-        """Returns the p-value of each test that applies: at most uniform where all is well."""
+        """Returns the p-value of each test that applies: at most uniform where all is well.
+
+        "both" is that of ranks and shift, whose noises are independent, by Fisher's method: what
+        neither is sure of, they often are together.
+        """
         parameters = self.parameters
         found = {
             "halves": self.halves,
@@ -188,6 +192,9 @@ class Checks:
         }
         if parameters is not None:
             found |= {name: parameters.p_value(name) for name in _LIMITS}
+        # NaN stays.
+        product = self.ranks * found.get("shift", math.nan)
+        found["both"] = float(stats.chi2.sf(-2.0 * math.log(max(product, 1e-300)), 4))
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     @property
@@ -198,12 +205,15 @@ class Checks:
     @property
     def failed(self) -> set[str]:
         """Returns the tests that say more than chance would, by Holm's procedure."""
-        values = sorted((value, name) for name, value in self.p_values.items())
+        p_values = self.p_values
+        values = sorted((value, name) for name, value in p_values.items())
         failed: set[str] = set()
         for number, (value, name) in enumerate(values):
             if value > self.level / (len(values) - number):
                 break
             failed.add(name)
+        if "both" in failed:
+            failed |= {name for name in ("ranks", "shift") if p_values[name] <= self.level}
         return failed
 
     @property

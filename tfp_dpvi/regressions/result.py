@@ -511,6 +511,8 @@ class Regression:
     ) -> pandas.DataFrame:
         """Returns expected outcomes as one covariate varies and others have typical values.
 
+        The typical value of a category is its first level, and of a binary column 0.
+
         Args:
           name: The covariate.
           num: The number of values of a numeric covariate, between its bounds.
