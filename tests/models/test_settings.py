@@ -153,7 +153,12 @@ def test_a_schedule_in_place_of_a_rate_is_refused_while_a_fit_runs():
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("activation", keras.activations.tanh), ("use_bias", False)]
+    ("name", "value"),
+    [
+        ("activation", keras.activations.tanh),
+        ("use_bias", False),
+        ("kernel_regularizer", keras.regularizers.L2(0.1)),
+    ],
 )
 def test_a_setting_of_a_layer_assigned_while_a_fit_runs_is_refused_at_the_next_step(name, value):
     """The compiled step has read it, and would ignore the change without a word."""

@@ -364,7 +364,7 @@ def _layer_settings(model: Model) -> dict[tuple[str, str], object]:
         (layer.name, name): value
         for layer in layers_within(model, include_self=False)
         for name, value in vars(layer).items()
-        if (isinstance(value, bool | int | float | str) or callable(value))
+        if (isinstance(value, bool | int | float | str | None) or callable(value))
         and name != "built"
         and name[0] != "_"
     }
