@@ -383,6 +383,7 @@ def test_replicas_would_cut_groups():
     model.compile(termwise(), delta=1e-5)
     two = mock.Mock(num_replicas_in_sync=2, scope=contextlib.nullcontext)
     two.extended.value_container = lambda variable: variable
+    two.extended._in_multi_worker_mode.return_value = False
     with (
         mock.patch.object(dpvi.DPVAE, "distribute_strategy", two),
         pytest.raises(ValueError, match="outside the strategy's scope"),
