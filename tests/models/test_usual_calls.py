@@ -143,6 +143,29 @@ class ReadsLoss(keras.callbacks.Callback):
         self.last = logs["loss"]
 
 
+class ReadsValidation(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.last = logs["val_loss"]
+
+
+class FailsInTraining(L.Layer):
+    """It has a name that is unknown, where only training comes by."""
+
+    def call(self, inputs, training=None):
+        return unknown_name if training else inputs  # noqa: F821
+
+
+class Eigenvalues(L.Layer):
+    """TensorFlow has no rule for their gradients, and says so in eighty lines."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight("kernel", [shape[-1]])
+
+    def call(self, inputs):
+        outer = inputs[:, :, None] * inputs[:, None, :]
+        return tf.cast(tf.linalg.eigvals(outer), tf.float32) * self.kernel
+
+
 class Plots(keras.callbacks.Callback):
     def on_train_end(self, logs=None):
         self.losses = self.model.history.history["loss"]
@@ -351,6 +374,28 @@ CALLS = {
     "validation every 0 epochs": dense(
         "validation_freq=0 must be", fit={**PUBLIC, "validation_freq": 0}
     ),
+    "validation after the last epoch": dense(
+        "in none of the epochs 1 to 2: pass 1", fit={**PUBLIC, "validation_freq": 9}
+    ),
+    "validation batches of 0": dense(
+        "validation_batch_size=0 must be", fit={**PUBLIC, "validation_batch_size": 0}
+    ),
+    "callback reads what is validated": watched(ReadsValidation, **PUBLIC),
+    "callback reads what is validated at times": watched(
+        ReadsValidation,
+        r"reads logs\['val_loss'\], which some epochs do not show: pass validation_freq=1",
+        validation_freq=2,
+        **PUBLIC,
+    ),
+    "checkpoint named by what is validated at times": watched(
+        lambda: call.ModelCheckpoint("{val_loss:.2f}.weights.h5", save_weights_only=True),
+        "needs 'val_loss', which",
+        validation_freq=2,
+        **PUBLIC,
+    ),
+    "stop on what is validated at times": watched(
+        lambda: call.EarlyStopping(), validation_freq=2, **PUBLIC
+    ),
     "validation at some epochs": dense(fit={**PUBLIC, "validation_freq": [2]}),
     # Inputs.
     "lists": dense(x=X.tolist(), y=TARGET.tolist()),
@@ -405,6 +450,10 @@ CALLS = {
     "images flipped": network(
         L.Reshape([3, 1, 1]), L.RandomFlip(), L.Flatten(), L.Dense(1), words="augment the records"
     ),
+    "layer that fails in training": network(
+        FailsInTraining(), L.Dense(1), words="NameError: name 'unknown_name' is not defined"
+    ),
+    "layer without a gradient": network(Eigenvalues(), L.Dense(1), words="InvalidArgumentError: "),
     "images in groups": network(
         L.Reshape([3, 1, 1]),
         L.Conv2D(4, 2, padding="same"),

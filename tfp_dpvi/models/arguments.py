@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -337,11 +338,26 @@ def _persons(
     )
 
 
+@contextlib.contextmanager
+def _without_dumps() -> Iterator[None]:
+    """Shortens errors of a user's layers that TensorFlow or Keras has made many lines of."""
+    try:
+        yield
+    except Exception as error:
+        if len(str(error).strip().splitlines()) <= 2:
+            raise
+        raise ValueError(
+            f"The model failed on synthetic records, {type(error).__name__}: {check.plainly(error)}"
+            "\nThe full error stands above this one; no privacy was spent."
+        ) from error
+
+
 def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) -> None:
     """Creates the model's variables, and checks that the records fit it; rows may be persons'."""
-    with model.distribute_strategy.scope():
-        model.prepare(rows)
-    model.check_records(records)
+    with _without_dumps():
+        with model.distribute_strategy.scope():
+            model.prepare(rows)
+        model.check_records(records)
     replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
     if replicas > 1 and whole:
         raise ValueError(

@@ -606,7 +606,8 @@ class DPModel(Model):
         state = self._dp
         compiled = state.compiled_for(f"{type(self).__name__}.fit")
         state.refuse_while_fitting("fit")
-        backup = fitting.check_arguments(refused, epochs, initial_epoch, users, validation_freq)
+        backup = fitting.check_arguments(refused, epochs, initial_epoch, users)
+        evaluations = fitting.evaluations(validation_freq, validation_batch_size)
         declared = (validation_is_public, unsafe_validation)
         records, validation = arguments.records_and_validation(
             self, (x, y, sample_weight), validation_data, refused, declared, unit_ids is not None
@@ -627,7 +628,7 @@ class DPModel(Model):
             max_weight=max_weight,
         )
         span = range(initial_epoch, epochs)
-        fitting.check_callbacks(self, compiled, users, validation, is_unsafe, span)
+        fitting.try_callbacks(self, compiled, users, validation, is_unsafe, span, evaluations)
         is_public = num_records is not None
         private = fitting.private_fit(
             self, state, compiled, data, epochs=span, backup=backup, declared=is_public
@@ -647,8 +648,7 @@ class DPModel(Model):
                     verbose=verbose,
                     callbacks=fitting.order_callbacks(users, backup, run, verbose),
                     validation_data=validation,
-                    validation_freq=validation_freq,
-                    validation_batch_size=validation_batch_size or 1024,
+                    **evaluations,
                 )
 
     def make_data(

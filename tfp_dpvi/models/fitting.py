@@ -69,7 +69,6 @@ def check_arguments(
     epochs: int,
     initial_epoch: int,
     callbacks: Sequence[keras.callbacks.Callback],
-    validation_freq: int | Sequence[int],
 ) -> PrivateBackupAndRestore | None:
     """Checks arguments of `fit`, and lets go of what models before have traced.
 
@@ -78,7 +77,6 @@ def check_arguments(
       epochs: As in `fit`.
       initial_epoch: As in `fit`.
       callbacks: The user's callbacks.
-      validation_freq: As in `fit`.
 
     Returns:
       The backup among the callbacks, or None.
@@ -88,9 +86,6 @@ def check_arguments(
     """
     forget_bijections()
     arguments.refuse(refused)
-    # Keras would refuse others than integers and lists of them after the first epoch.
-    if not isinstance(validation_freq, list):
-        check.count("validation_freq", validation_freq, 1)
     arguments.check_counts(epochs=epochs)
     if not 0 <= initial_epoch < epochs:
         raise ValueError(
@@ -102,13 +97,32 @@ def check_arguments(
     return next(backups, None)
 
 
-def check_callbacks(
+def evaluations(
+    validation_freq: int | Sequence[int], validation_batch_size: int | None
+) -> dict[str, int | list[int]]:
+    """Returns Keras's settings of evaluations; it would refuse others after the first epoch.
+
+    Args:
+      validation_freq: As in `fit`.
+      validation_batch_size: As in `fit`; None is 1024.
+    """
+    if isinstance(validation_freq, list):
+        freq: int | list[int] = validation_freq
+    else:
+        freq = check.count("validation_freq", validation_freq, 1)
+    size = 1024 if validation_batch_size is None else validation_batch_size
+    size = check.count("validation_batch_size", size, 1)
+    return {"validation_freq": freq, "validation_batch_size": size}
+
+
+def try_callbacks(
     model: Model,
     compiled: Compiled,
     callbacks: Sequence[keras.callbacks.Callback],
     validation: arguments.Validation | None,
     unsafe: bool,
     epochs: range,
+    evaluations: dict[str, int | list[int]],
 ) -> None:
     """Raises if callbacks or evaluations would fail after an epoch, when privacy has been spent.
 
@@ -119,9 +133,22 @@ def check_callbacks(
       validation: Validation data, of which a few records are evaluated, or None.
       unsafe: Whether their losses are shown as unsafe.
       epochs: The numbers of the fit's epochs.
+      evaluations: Keras's settings of evaluations.
     """
     target = compiled.target
     names = [] if validation is None else model.metrics_names
+    freq = evaluations["validation_freq"]
+    # As in Keras: of the epochs that a list has, or of each so manieth.
+    evaluated = [
+        epoch
+        for epoch in epochs
+        if (epoch + 1 in freq if isinstance(freq, list) else (epoch + 1) % freq == 0)
+    ]
+    if validation is not None and not evaluated:
+        raise ValueError(
+            f"validation_freq={freq} evaluates validation_data in none of the epochs "
+            f"{epochs.start + 1} to {epochs.stop}: pass 1, or leave out validation_data."
+        )
     tried.try_callbacks(
         callbacks,
         model.optimizer,
@@ -134,6 +161,7 @@ def check_callbacks(
             unsafe=target.unsafe_training_metrics,
         ),
         of_validation=[f"val_unsafe_{name}" if unsafe else f"val_{name}" for name in names],
+        each_epoch=len(evaluated) == len(epochs),
         epochs=epochs,
         save=model.save,
     )

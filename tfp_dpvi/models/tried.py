@@ -49,6 +49,7 @@ def try_callbacks(
     *,
     of_steps: Collection[str],
     of_validation: Collection[str],
+    each_epoch: bool,
     epochs: range,
     save: Callable[[str], None],
 ) -> None:
@@ -59,6 +60,7 @@ def try_callbacks(
       optimizer: The model's optimizer.
       of_steps: The names that logs of steps have.
       of_validation: The names that logs of validation records have, none without them.
+      each_epoch: Whether each epoch has those.
       epochs: The numbers of the fit's epochs.
       save: Writes the model to a path.
 
@@ -70,13 +72,15 @@ def try_callbacks(
     shown = {*of_steps, *of_validation, *rates}
     added = {text for each in callbacks if not _is_of_library(each) for text in _texts(each)}
     rate = learning_rate_variable(optimizer)
+    # What logs of each epoch have: an epoch without its validation has the rest.
+    always = shown if each_epoch else {*of_steps, *rates}
     for callback in callbacks:
         kind = type(callback).__name__
         _refuse_other_arguments(callback)
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and _watches(callback) and monitor not in {*shown, *added}:
             raise ValueError(_never_shown(f"{kind}(monitor={monitor!r}) watches what", shown))
-        _refuse_missing_logs(callback, shown | added, of_steps)
+        _refuse_missing_logs(callback, always | added, of_steps, shown)
         if isinstance(callback, sets_rate) and not isinstance(rate, tf.Variable):
             raise ValueError(
                 f"callbacks: {kind} sets the learning rate, but optimizer has a schedule, "
@@ -90,7 +94,7 @@ def try_callbacks(
         elif isinstance(callback, keras.callbacks.TensorBoard):
             _try_to_write("TensorBoard's log_dir", callback.log_dir, is_folder=True)
         elif isinstance(callback, keras.callbacks.ModelCheckpoint):
-            _try_checkpoint(callback, of_steps, shown, save)
+            _try_checkpoint(callback, of_steps, always, save)
 
 
 def _watches(callback: Callback) -> bool:
@@ -163,15 +167,22 @@ def _texts(callback: Callback) -> set[str]:
 
 
 def _refuse_missing_logs(
-    callback: Callback, shown: Collection[str], of_steps: Collection[str]
+    callback: Callback, always: Collection[str], of_steps: Collection[str], shown: Collection[str]
 ) -> None:
-    """Raises if a user's hook reads logs["loss"] or the like, which would end the fit there."""
+    """Raises if a user's hook reads logs["loss"] or the like, which would end the fit there.
+
+    Args:
+      callback: The callback.
+      always: The names that logs of each epoch have.
+      of_steps: Those that logs of steps have.
+      shown: Those that logs of some epoch have.
+    """
     for hook, code in _functions(callback):
         if _catches(code):
             continue
         arguments = code.co_varnames[: code.co_argcount]
         names = {*arguments[-1:], "history"}
-        known = shown if "epoch" in hook or "train_end" in hook else {*of_steps}
+        known = always if "epoch" in hook or "train_end" in hook else {*of_steps}
         for key, stored in _subscripts(code, names):
             if (
                 not stored
@@ -179,6 +190,11 @@ def _refuse_missing_logs(
                 and (key == "loss" or _looks_logged(key))
             ):
                 what = f"{type(callback).__name__}.{hook} reads logs[{key!r}], which"
+                if "epoch" in hook and key in shown:
+                    raise ValueError(
+                        f"callbacks: {what} some epochs do not show: pass validation_freq=1, or "
+                        f"test first, as in `if {key!r} in logs`."
+                    )
                 raise ValueError(_never_shown(what, known))
 
 
