@@ -94,6 +94,17 @@ def own_weights(layer: Layer) -> list[tf.Variable]:
     return list(layer._trainable_weights) if layer.trainable else []
 
 
+def variables_among(weights: Iterable[tf.Variable]) -> list[tf.Variable]:
+    """Returns the variables among a layer's weights: an adapted vocabulary is a table."""
+    return [weight for weight in weights if isinstance(weight, tf.Variable)]
+
+
+def adapted_layers(layer: Layer) -> list[Layer]:
+    """Returns the preprocessing layers within a layer that have read data by Keras's `adapt`."""
+    kind = keras.layers.experimental.preprocessing.PreprocessingLayer
+    return [each for each in layers_within(layer) if isinstance(each, kind) and each.is_adapted]
+
+
 def losses_added(layer: Layer) -> list[tf.Tensor]:
     """Returns the tensors that `add_loss` received in the latest call.
 

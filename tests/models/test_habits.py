@@ -333,3 +333,28 @@ def test_no_private_name_of_ours_hides_one_of_keras():
     }
     assert {"DPModel", "DPVAE"} <= hidden.keys()
     assert not any(hidden.values()), hidden
+
+
+# ---------------------------------------------------------------------- layers that have read data
+
+
+def test_layers_that_read_data_without_noise_are_named(caplog, tmp_path):
+    texts = np.array(["a", "b"] * 100)[:, None]
+    lookup = keras.layers.StringLookup(output_mode="multi_hot", name="city")
+    lookup.adapt(texts)
+    layers = [keras.layers.Input([1], dtype="string"), lookup, keras.layers.Dense(1)]
+    model = dpvi.DPKerasModel(keras.Sequential(layers))
+    model.compile("sgd", loss="mse", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    model.fit(texts, np.ones([200, 1], "float32"), batch_size=50, verbose=0)
+    assert "read data by adapt: city (StringLookup). What" in caplog.text
+    model.save(tmp_path / "a.keras")
+    loaded = dpvi.load_model(tmp_path / "a.keras")
+    np.testing.assert_allclose(loaded.predict(texts), model.predict(texts))
+
+
+def test_layers_with_public_statistics_are_not(caplog):
+    layer = keras.layers.Normalization(mean=0.0, variance=1.0)
+    model = dpvi.DPKerasModel(keras.Sequential([layer, keras.layers.Dense(1)]))
+    model.compile("sgd", loss="mse", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    model.fit(X, Y, batch_size=50, verbose=0)
+    assert "adapt" not in caplog.text

@@ -111,6 +111,18 @@ def structured():
     return keras.Model({"number": number, "city": text, "code": code}, output)
 
 
+def of_an_adapted_vocabulary():
+    lookup = L.StringLookup(output_mode="multi_hot")
+    lookup.adapt(TEXT[:, None])
+    return keras.Sequential([L.Input([1], dtype="string"), lookup, L.Dense(1)])
+
+
+def of_a_feature_space():
+    space = keras.utils.FeatureSpace({"a": "float_normalized", "city": "string_categorical"})
+    space.adapt(tf.data.Dataset.from_tensor_slices({"a": X[:, 0], "city": TEXT}))
+    return keras.Model(space.get_inputs(), L.Dense(1)(space.get_encoded_features()))
+
+
 def of_two_inputs():
     first, second = L.Input([3]), L.Input([3])
     return keras.Model([first, second], L.Dense(1)(L.Concatenate()([first, second])))
@@ -431,6 +443,8 @@ CALLS = {
         L.Dense(1),
         x=CODE[:, None],
     ),
+    "texts of an adapted vocabulary": network(of_an_adapted_vocabulary, x=TEXT[:, None]),
+    "feature space": network(of_a_feature_space, x={"a": X[:, :1], "city": TEXT[:, None]}),
     "texts hashed": network(L.Hashing(4, output_mode="one_hot"), L.Dense(1), x=TEXT[:, None]),
     "texts vectorized": network(
         L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=2),
@@ -534,6 +548,7 @@ QUICK = {
     "callback asks first",
     "callback gets None",
     "list of inputs",
+    "texts of an adapted vocabulary",
     "structured records",
     "ends in IndependentNormal",
     "dense of random weights",

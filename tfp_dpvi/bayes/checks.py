@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure, layers_of, tf, tfd
+from tfp_dpvi._tf import Structure, layers_of, tf, tfd, variables_among
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
 from tfp_dpvi.bayes.predictive import has_classes, mean_of
 from tfp_dpvi.data import Records
@@ -69,7 +69,7 @@ def check_likelihood(model: BayesianModel, records: Records) -> None:
     frozen = {
         variable.ref()
         for layer in layers_of(model.likelihood)
-        for variable in layer.non_trainable_weights
+        for variable in variables_among(layer.non_trainable_weights)
     }
     read = [variable for variable in read if variable.ref() not in frozen]
     if read:

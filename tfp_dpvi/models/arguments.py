@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Metric, Optimizer, Structure, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import Metric, Optimizer, Structure, adapted_layers, keras, refuse_keras_3, tf
 from tfp_dpvi.data import (
     ArrayData,
     Data,
@@ -35,6 +36,7 @@ from tfp_dpvi.training.distribution import Workers
 
 Validation: TypeAlias = tuple[Structure | None, ...] | tf.data.Dataset | keras.utils.Sequence
 
+LOG = logging.getLogger("tfp_dpvi")
 _DEFAULT_BATCH_SIZE = 256
 
 # Keras's default, which is ignored, and the reason why others are refused.
@@ -358,6 +360,14 @@ def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) 
         with model.distribute_strategy.scope():
             model.prepare(rows)
         model.check_records(records)
+    if adapted := adapted_layers(model):
+        names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in adapted)
+        LOG.warning(
+            "Layers that read data by adapt: %s. What they read is in the model without noise: "
+            "adapt to public data alone,\nor pass a public mean= and variance= or vocabulary=; "
+            "PrivateStandardize adapts to private records.",
+            names,
+        )
     replicas, whole = model.distribute_strategy.num_replicas_in_sync, model.batch_needs.whole
     if replicas > 1 and whole:
         raise ValueError(

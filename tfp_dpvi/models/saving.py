@@ -19,7 +19,14 @@ from typing import Any
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi import _deprecation, serialization
-from tfp_dpvi._tf import Model, Structure, keras, steps_per_execution, tf
+from tfp_dpvi._tf import (
+    Model,
+    Structure,
+    keras,
+    steps_per_execution,
+    tf,
+    variables_among,
+)
 from tfp_dpvi.data import Records
 from tfp_dpvi.models.state import Compiled
 from tfp_dpvi.optimizers import make_dp_optimizer_class, make_termwise_optimizer_class
@@ -286,10 +293,8 @@ def variables_of(model: Model) -> list[tf.Variable]:
     """Returns all variables that a step reads and writes."""
     with model.distribute_strategy.scope():
         model.optimizer.build(model.learned_variables())
-    held = {
-        variable.ref(): variable
-        for variable in [*model.trainable_variables, *model.non_trainable_variables]
-    }
+    weights = variables_among([*model.trainable_variables, *model.non_trainable_variables])
+    held = {variable.ref(): variable for variable in weights}
     for metric in model.metrics:  # They may hold exact losses of evaluated records.
         for variable in metric.variables:
             held.pop(variable.ref(), None)

@@ -17,6 +17,7 @@ from tfp_dpvi._tf import (
     refuse_keras_3,
     tf,
     tfd,
+    variables_among,
 )
 from tfp_dpvi.divergences import VampPrior
 from tfp_dpvi.ghost import Whole
@@ -43,7 +44,8 @@ class LearnedDensity(Whole):
         self, prior: tfd.Distribution, reads: Sequence[tf.Variable], others: Sequence[Layer]
     ) -> None:
         super().__init__(name="learned_prior", dtype=surrogates.float_dtype(prior).name)
-        known = {variable.ref() for layer in others if layer.built for variable in layer.weights}
+        built = (layer for layer in others if layer.built)
+        known = {variable.ref() for layer in built for variable in variables_among(layer.weights)}
         # Keras tracks and saves them.
         self.own = [variable for variable in reads if variable.ref() not in known]
         self.reads = tuple(reads)
@@ -86,7 +88,9 @@ def resolve_prior(prior: Any, encoder: Network) -> tuple[Prior, tuple[tf.Variabl
     )
     _check_variables(resolved, read, read_while_built)
     frozen = {
-        variable.ref() for layer in layers_of(resolved) for variable in layer.non_trainable_weights
+        variable.ref()
+        for layer in layers_of(resolved)
+        for variable in variables_among(layer.non_trainable_weights)
     }
     return resolved, tuple(variable for variable in read if variable.ref() not in frozen)
 

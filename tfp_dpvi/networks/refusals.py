@@ -89,7 +89,8 @@ def check_vectorization(layers: Sequence[Layer]) -> None:
         if config["output_mode"] == "int" and config["output_sequence_length"] is None:
             raise ValueError(
                 f"{layer.name} (TextVectorization) pads texts to the longest one of their batch, "
-                "which one record would set for all others: pass output_sequence_length=."
+                "which one record would set for all others: pass output_sequence_length= and "
+                "ragged=False."
             )
 
 
