@@ -48,7 +48,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-_LONGEST = 300
+_LONGEST = 400
 _ENDS = (
     "\n\nCall arguments received",
     "\n\t; NodeDef",

@@ -550,7 +550,8 @@ class DPVAE(LayeredModel):
         try:
             return super().check_layers(records)
         except UnsupportedLayerError as error:
-            raise ValueError(f"This model cannot be made private as it is. {error}") from error
+            reason = check.plainly(error)
+            raise ValueError(f"This model cannot be made private as it is. {reason}") from error
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """See `DPModel`."""
