@@ -183,6 +183,11 @@ class Plots(keras.callbacks.Callback):
         self.losses = self.model.history.history["loss"]
 
 
+class PlotsValidation(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        self.losses = self.model.history.history["val_loss"]
+
+
 class Careful(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if "loss" in logs:
@@ -399,6 +404,9 @@ CALLS = {
         validation_freq=2,
         **PUBLIC,
     ),
+    "callback plots what is validated at times": watched(
+        PlotsValidation, validation_freq=2, **PUBLIC
+    ),
     "checkpoint named by what is validated at times": watched(
         lambda: call.ModelCheckpoint("{val_loss:.2f}.weights.h5", save_weights_only=True),
         "needs 'val_loss', which",
@@ -445,6 +453,12 @@ CALLS = {
     ),
     "texts of an adapted vocabulary": network(of_an_adapted_vocabulary, x=TEXT[:, None]),
     "feature space": network(of_a_feature_space, x={"a": X[:, :1], "city": TEXT[:, None]}),
+    "texts, one missing": network(
+        L.Hashing(4, output_mode="one_hot"),
+        L.Dense(1),
+        x=np.array([None, *TEXT[1:]], object)[:, None],
+        words="x has texts beside other values, such as None .*: fill missing texts",
+    ),
     "texts hashed": network(L.Hashing(4, output_mode="one_hot"), L.Dense(1), x=TEXT[:, None]),
     "texts vectorized": network(
         L.TextVectorization(vocabulary=["a", "b"], output_sequence_length=2),

@@ -380,6 +380,11 @@ def _arrays(
             "code categories as integers. (x of a DPKerasModel may have texts, if its network "
             "begins with a StringLookup, Hashing or TextVectorization.)"
         )
+    if array.dtype.kind == "O" and any(isinstance(entry, str | bytes) for entry in array.flat):
+        raise TypeError(
+            f"{name} has texts beside other values, such as None (dtype object): fill missing "
+            "texts, for instance with '', or code all values as numbers."
+        )
     if array.dtype.kind not in "biuf":
         raise TypeError(
             f"{name} has dtype {check.dtype_name(array.dtype)}, which is not numeric: use "

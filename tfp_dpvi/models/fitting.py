@@ -138,7 +138,7 @@ def try_callbacks(
     target = compiled.target
     names = [] if validation is None else model.metrics_names
     freq = evaluations["validation_freq"]
-    # As in Keras: of the epochs that a list has, or of each so manieth.
+    # As in Keras: after every `freq` epochs, or after those that are listed.
     evaluated = [
         epoch
         for epoch in epochs

@@ -80,7 +80,7 @@ def try_callbacks(
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and _watches(callback) and monitor not in {*shown, *added}:
             raise ValueError(_never_shown(f"{kind}(monitor={monitor!r}) watches what", shown))
-        _refuse_missing_logs(callback, always | added, of_steps, shown)
+        _refuse_missing_logs(callback, always | added, of_steps, shown | added)
         if isinstance(callback, sets_rate) and not isinstance(rate, tf.Variable):
             raise ValueError(
                 f"callbacks: {kind} sets the learning rate, but optimizer has a schedule, "
@@ -182,7 +182,7 @@ def _refuse_missing_logs(
             continue
         arguments = code.co_varnames[: code.co_argcount]
         names = {*arguments[-1:], "history"}
-        known = always if "epoch" in hook or "train_end" in hook else {*of_steps}
+        known = always if "epoch" in hook else shown if "train_end" in hook else of_steps
         for key, stored in _subscripts(code, names):
             if (
                 not stored
