@@ -99,10 +99,11 @@ def variables_among(weights: Iterable[tf.Variable]) -> list[tf.Variable]:
     return [weight for weight in weights if isinstance(weight, tf.Variable)]
 
 
-def adapted_layers(layer: Layer) -> list[Layer]:
-    """Returns the preprocessing layers within a layer that have read data by Keras's `adapt`."""
+def adapted_layers(layers: Iterable[Layer]) -> list[Layer]:
+    """Returns the preprocessing layers within layers that have read data by Keras's `adapt`."""
     kind = keras.layers.experimental.preprocessing.PreprocessingLayer
-    return [each for each in layers_within(layer) if isinstance(each, kind) and each.is_adapted]
+    within = {id(each): each for layer in layers for each in layers_within(layer)}
+    return [each for each in within.values() if isinstance(each, kind) and each.is_adapted]
 
 
 def losses_added(layer: Layer) -> list[tf.Tensor]:

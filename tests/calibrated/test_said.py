@@ -103,6 +103,8 @@ def test_a_jump_beside_a_gradient_is_refused_by_name(likelihood, prior, name):
         lambda params, x: tfd.Poisson(
             params["before"] * tf.sigmoid(params["place"] - x) + params["after"]
         ),
+        # At rates of e^30 the last digit of a density is worth nats.
+        lambda params, x: tfd.Poisson(log_rate=0.3 * params["place"] + 0.01 * x * params["after"]),
         # At the prior's middle a square has no slope.
         lambda params, x: tfd.Normal(0.0 * x + (params["place"] - 50.0) ** 2, 100.0),
     ],

@@ -352,6 +352,18 @@ def test_layers_that_read_data_without_noise_are_named(caplog, tmp_path):
     np.testing.assert_allclose(loaded.predict(texts), model.predict(texts))
 
 
+def test_layers_of_a_likelihood_that_read_data_are_named(caplog):
+    scale = keras.layers.Normalization(name="scale")
+    scale.adapt(X)
+    model = dpvi.DPVI(
+        tfd.JointDistributionNamed({"slope": tfd.Sample(tfd.Normal(0.0, 1.0), X.shape[1])}),
+        lambda params, x: tfd.Normal(tf.linalg.matvec(scale(x), params["slope"]), 1.0),
+    )
+    model.compile("sgd", l2_norm_clip=1.0, epsilon=1.0, delta=1e-5)
+    model.fit(X, Y, batch_size=50, verbose=0)
+    assert "read data by adapt: scale (Normalization). What" in caplog.text
+
+
 def test_layers_with_public_statistics_are_not(caplog):
     layer = keras.layers.Normalization(mean=0.0, variance=1.0)
     model = dpvi.DPKerasModel(keras.Sequential([layer, keras.layers.Dense(1)]))

@@ -26,6 +26,10 @@ _LEAST_SHARE = 0.1
 # And how many times what scores say.
 _MOST_OVER_SCORES = 10.0
 _LEAST_CHANGE = 1e-4
+# And how many times what a change of the last digits does: at rates of 1e10, of some draws, that is
+# nats.
+_MOST_OVER_ROUNDING = 10.0
+_LAST_DIGITS = 8.0
 # In nats, of a record: a single one decides nothing.
 _MOST_CHANGE = 3.0
 
@@ -68,8 +72,14 @@ def _jumps_at(
     lengths = 1.0 / np.sqrt(1.0 / widths**2 + information)
     far, near = (_changes_after(likelihood, theta, share * lengths, changes) for share in _SHARES)
     scored = information * np.square(_SHARES[1] * lengths)
+    dtype = tf.as_dtype(likelihood.pairing.coordinates.dtype).as_numpy_dtype
+    digits = _LAST_DIGITS * np.finfo(dtype).eps * np.maximum(np.abs(theta), widths)
+    rounded = _changes_after(likelihood, theta, digits, changes)
     is_jump: np.ndarray = (
-        (near > _LEAST_CHANGE) & (near > _MOST_OVER_SCORES * scored) & (near > _LEAST_SHARE * far)
+        (near > _LEAST_CHANGE)
+        & (near > _MOST_OVER_SCORES * scored)
+        & (near > _LEAST_SHARE * far)
+        & (near > _MOST_OVER_ROUNDING * rounded)
     )
     return is_jump
 

@@ -12,7 +12,16 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi._tf import Metric, Optimizer, Structure, adapted_layers, keras, refuse_keras_3, tf
+from tfp_dpvi._tf import (
+    Metric,
+    Optimizer,
+    Structure,
+    adapted_layers,
+    keras,
+    layers_of,
+    refuse_keras_3,
+    tf,
+)
 from tfp_dpvi.data import (
     ArrayData,
     Data,
@@ -360,7 +369,9 @@ def _prepare(model: Any, rows: Records, records: Records, sampled: bool = True) 
         with model.distribute_strategy.scope():
             model.prepare(rows)
         model.check_records(records)
-    if adapted := adapted_layers(model):
+    # A likelihood's layers are not the model's own.
+    layers = [model, *layers_of(getattr(model, "likelihood", None))]
+    if adapted := adapted_layers(layers):
         names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in adapted)
         LOG.warning(
             "Layers that read data by adapt: %s. What they read is in the model without noise: "
