@@ -39,6 +39,7 @@ def test_bad_input_is_refused_before_a_fit():
         ({"check_columns": ["age"]}, "needs checks"),
         ({"checks": 1.0}, "checks=1 would leave nothing"),
         ({"checks": 0.1, "check_columns": ["wards"]}, "no covariates"),
+        ({"checks": 0.1, "check_columns": 3}, r"check_columns has \[3\], which are no"),
     ):
         with pytest.raises(ValueError, match=message):
             dpvi.regression(FORMULA, data, "poisson", SCHEMA, **settings, **bad)

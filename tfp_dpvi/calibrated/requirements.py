@@ -73,9 +73,10 @@ def check_rows(model: BayesianModel, coordinates: Coordinates, records: Records)
     """
     generator = np.random.default_rng(0)
     x = tf.nest.map_structure(lambda part: synthetic(part, _NUM_TRIED, generator), records.x)
+    trials_at = _trials(model)
     found = False
     for share in _SHARES:
-        seen = _rows_are_apart(_trials(model, _parameters(coordinates, share)), x)
+        seen = _rows_are_apart(trials_at(_parameters(coordinates, share)), x)
         if seen:
             return
         found |= seen is not None
@@ -160,23 +161,23 @@ def _are_large(twins: list[np.ndarray]) -> bool:
     return any(np.max(np.abs(part), initial=0.0) > _LARGE for part in twins)
 
 
-def _trials(model: BayesianModel, params: Structure) -> Trials:
-    """Returns two functions of inputs: one simulates twins, one tries each record alone.
+def _trials(model: BayesianModel) -> Callable[[Structure], Trials]:
+    """Returns a function of parameters, which returns two functions of inputs.
 
-    The first returns log densities, whether each twin can be used, and the parts of the twins; or
-    None if the likelihood refuses the inputs. The second takes them and returns whether the log
-    densities are those of the records alone.
+    One simulates twins, one tries each record alone. The first returns log densities, whether each
+    twin can be used, and the parts of the twins; or None if the likelihood refuses the inputs. The
+    second takes them and returns whether the log densities are those of the records alone.
     """
 
     @function_of_model
-    def run(x: Structure) -> list[tf.Tensor]:
+    def run(params: Structure, x: Structure) -> list[tf.Tensor]:
         with without_assertions():
             distribution = model.distribution_at(params, x)
             twins, usable = simulate_twins(distribution, {"x": x, "y": ()}, tf.constant([0, 2]))
             return [distribution.log_prob(twins), usable, *tf.nest.flatten(twins)]
 
     @function_of_model
-    def run_alone(x: Structure, twins: list[tf.Tensor]) -> tf.Tensor:
+    def run_alone(params: Structure, x: Structure, twins: list[tf.Tensor]) -> tf.Tensor:
         like = model.distribution_at(params, x).dtype
 
         def log_prob(row: Structure) -> tf.Tensor:
@@ -186,21 +187,24 @@ def _trials(model: BayesianModel, params: Structure) -> Trials:
 
         return map_apart(log_prob, (x, twins))
 
-    def draw(x: Structure) -> list[np.ndarray] | None:
+    def draw(params: Structure, x: Structure) -> list[np.ndarray] | None:
         try:
-            return [part.numpy() for part in run(tf.nest.map_structure(tf.constant, x))]
+            return [part.numpy() for part in run(params, tf.nest.map_structure(tf.constant, x))]
         except _REFUSALS:
             return None
 
-    def is_alone(x: Structure, drawn: list[np.ndarray]) -> bool:
+    def is_alone(params: Structure, x: Structure, drawn: list[np.ndarray]) -> bool:
         try:
-            alone = run_alone(tf.nest.map_structure(tf.constant, x), drawn[2:]).numpy()
+            alone = run_alone(params, tf.nest.map_structure(tf.constant, x), drawn[2:]).numpy()
         except tf.errors.OpError:
             # A record reads another, which it lacks when alone.
             return False
         return np.allclose(alone, drawn[0], rtol=_SAME, atol=_SAME)
 
-    return draw, is_alone
+    return lambda params: (
+        functools.partial(draw, params),
+        functools.partial(is_alone, params),
+    )
 
 
 def _same_rows(before: list[np.ndarray], after: list[np.ndarray], rows: np.ndarray) -> bool:
@@ -245,11 +249,12 @@ def _moves(
 
         return tf.nest.map_structure(moved, records)
 
+    kinds = {part.dtype.kind for part in tf.nest.flatten(records)}
     yield True, move(None, lambda part: True)
     # Floats and integers apart: an index that is out of range would hide what the floats do.
-    for value in _VALUES:
+    for value in _VALUES if "f" in kinds else ():
         yield False, move(value, lambda part: part.dtype.kind == "f")
-    for value in _INTEGERS:
+    for value in _INTEGERS if kinds & {"i", "u"} else ():
         # Unsigned ones have no negative values, and booleans legal ones only.
         yield False, move(value, (lambda part: part.dtype.kind == "i") if value < 0 else _counts)
 

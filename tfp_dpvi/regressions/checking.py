@@ -144,7 +144,7 @@ def column_bins(design: Design, names: Sequence[str] | None, data: TableData) ->
             and not column.missing
             and name not in (design.trials, design.limit_column)
         ]
-    names = [names] if isinstance(names, str) else list(names)
+    names = np.atleast_1d(names).tolist()
     if unknown := [name for name in names if name not in columns]:
         raise ValueError(
             f"check_columns has {unknown}, which are no covariates: use {', '.join(columns)}."

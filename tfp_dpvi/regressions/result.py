@@ -365,6 +365,7 @@ class Regression:
         import pandas
 
         tail = (1.0 - check.probability("level", level)) / 2.0
+        seed = check.count("seed", seed)
         means, outcomes = self._predicted(self.design.rows(data, with_limits=False), seed)
         index = data.index if isinstance(data, pandas.DataFrame) else None
         if means.ndim == 3:
@@ -598,7 +599,7 @@ class Regression:
         with tempfile.TemporaryDirectory() as folder:
             inner = os.path.join(folder, "model.keras")
             self.model.save(inner)
-            with zipfile.ZipFile(path, "w") as archive:
+            with zipfile.ZipFile(os.fspath(path), "w") as archive:
                 archive.write(inner, "model.keras")
                 archive.writestr("regression.json", text)
 
