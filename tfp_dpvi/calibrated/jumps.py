@@ -72,8 +72,8 @@ def _jumps_at(
     lengths = 1.0 / np.sqrt(1.0 / widths**2 + information)
     far, near = (_changes_after(likelihood, theta, share * lengths, changes) for share in _SHARES)
     scored = information * np.square(_SHARES[1] * lengths)
-    dtype = tf.as_dtype(likelihood.pairing.coordinates.dtype).as_numpy_dtype
-    digits = _LAST_DIGITS * np.finfo(dtype).eps * np.maximum(np.abs(theta), widths)
+    digit = np.finfo(likelihood.pairing.coordinates.dtype.as_numpy_dtype).eps
+    digits = _LAST_DIGITS * digit * np.maximum(np.abs(theta), widths)
     rounded = _changes_after(likelihood, theta, digits, changes)
     is_jump: np.ndarray = (
         (near > _LEAST_CHANGE)

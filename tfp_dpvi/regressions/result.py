@@ -365,8 +365,8 @@ class Regression:
         import pandas
 
         tail = (1.0 - check.probability("level", level)) / 2.0
-        seed = check.count("seed", seed)
-        means, outcomes = self._predicted(self.design.rows(data, with_limits=False), seed)
+        rows = self.design.rows(data, with_limits=False)
+        means, outcomes = self._predicted(rows, check.count("seed", seed))
         index = data.index if isinstance(data, pandas.DataFrame) else None
         if means.ndim == 3:
             levels = outcome_levels(self.design.schema.columns[self.design.outcome])
