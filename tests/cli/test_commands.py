@@ -87,6 +87,28 @@ def test_the_commands_of_the_guide_run_and_write_what_it_says(rehearses, case, c
     assert values["privacy"]["epsilon"] == pytest.approx(1.0, abs=0.01)
 
 
+def test_options_are_the_regressions_arguments(case, monkeypatch):
+    given = {}
+
+    def regression(*places, **arguments):
+        given.update(arguments, formula=places[0])
+        raise ValueError("enough")
+
+    monkeypatch.setattr("tfp_dpvi.regressions.regression", regression)
+    line = [*arguments(case, weights="age", checks=0.1), "--constants", "knots=40,", "most=3"]
+    assert cli.main([*line, "--priors", "age=0,0.1", "ward[008]=1,2"]) == 1
+    assert given["constants"] == {"knots": [40.0], "most": 3.0}
+    assert given["priors"] == {"age": [0.0, 0.1], "ward[008]": [1.0, 2.0]}
+    assert (given["weights"], given["checks"], given["verbose"]) == ("age", 0.1, 0)
+
+
+@pytest.mark.parametrize("pair", ["k", "k=a", "=1", "k=1,,2"])
+def test_numbers_that_are_none_are_refused(case, capsys, pair):
+    assert cli.main([*arguments(case), "--constants", pair]) == 2
+    assert f"--constants {pair!r}" in capsys.readouterr().err
+    assert spent(case) == 0
+
+
 def write_strange(case):
     text = (case / "visits.csv").read_text().splitlines()
     text[5] = f"1,1,{SECRET},007"

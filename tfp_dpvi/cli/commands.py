@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tfp_dpvi.cli.files import read_schema, read_table, write_table
 from tfp_dpvi.privacy import BudgetExhaustedError, LedgerError, PrivacyLedger
@@ -53,7 +53,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", help="a .csv, .parquet, .arrow or .feather file of records")
     _add_formula(parser)
+    parser.add_argument(
+        "--priors", nargs="+", default=[], metavar="NAME=MEAN,SD", help="in the data's units"
+    )
     _add_budget(parser)
+    parser.add_argument("--weights", metavar="COLUMN", help="survey weights")
+    parser.add_argument(
+        "--checks", type=float, metavar="SHARE", help="of epsilon, for a check of the fitted model"
+    )
     parser.add_argument("--unit", help="the column of persons, to protect these instead of rows")
     parser.add_argument("--max-rows-per-unit", type=int, metavar="M", help="rows of a person used")
     parser.add_argument(
@@ -68,6 +75,13 @@ def _add_formula(parser: argparse.ArgumentParser) -> None:
     _add_schema(parser)
     parser.add_argument("--missing", choices=["indicator"], help="what missing covariates become")
     parser.add_argument("--outside", choices=["refuse", "clip"], default="refuse")
+    parser.add_argument(
+        "--constants",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="public numbers that the formula names, lists as knots=40,60",
+    )
 
 
 def _add_schema(parser: argparse.ArgumentParser) -> None:
@@ -214,14 +228,35 @@ def _fit(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         ledger=PrivacyLedger(options.ledger),
         missing=options.missing,
         outside=options.outside,
+        constants=_numbers("--constants", options.constants, "knots=40,60"),
+        priors=_numbers("--priors", options.priors, "age=0,0.1"),
+        weights=options.weights,
+        checks=options.checks,
         measured=options.measured,
         unit=options.unit,
         max_rows_per_unit=options.max_rows_per_unit,
+        verbose=int(sys.stderr.isatty()),
     )
     result.save(folder / "regression.zip")
     summary = result.summary()
     summary.to_csv(folder / "summary.csv")
     return _written(folder, str(result), result.report(), _values(result))
+
+
+def _numbers(option: str, pairs: Sequence[str], example: str) -> dict[str, float | list[float]]:
+    """Returns the number of each NAME=NUMBER, or the list of NAME=NUMBER,[NUMBER ...], by name."""
+    found: dict[str, float | list[float]] = {}
+    for pair in pairs:
+        name = pair.rpartition("=")[0]
+        values = pair.rpartition("=")[2]
+        try:
+            numbers = [float(value) for value in values.removesuffix(",").split(",")]
+        except ValueError:
+            raise ValueError(f"{option} {pair!r}: {values!r} is no number.") from None
+        if not name:
+            raise ValueError(f"{option} {pair!r} must be NAME=VALUE, such as {example}.")
+        found[name] = numbers if "," in values else numbers[0]
+    return found
 
 
 def _values(result: Regression) -> dict[str, Any]:
@@ -280,15 +315,7 @@ def _rehearse(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     """Rehearses a regression."""
     from tfp_dpvi.rehearsal import rehearse_regression
 
-    truth = {}
-    for pair in options.truth:
-        if "=" not in pair[1:]:
-            raise ValueError(f"--truth {pair!r} must be NAME=VALUE, such as age=0.02.")
-        name, value = pair.rsplit("=", 1)
-        try:
-            truth[name] = float(value)
-        except ValueError:
-            raise ValueError(f"--truth {pair!r}: {value!r} is no number.") from None
+    truth = cast("dict[str, float]", _numbers("--truth", options.truth, "age=0.02"))
     rehearsal = rehearse_regression(
         options.formula,
         options.family,
@@ -300,6 +327,7 @@ def _rehearse(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         num=options.num,
         missing=options.missing,
         outside=options.outside,
+        constants=_numbers("--constants", options.constants, "knots=40,60"),
         verbose=int(sys.stderr.isatty()),
     )
     table = rehearsal.table()

@@ -73,6 +73,7 @@ def regression(
     checks: float | None = None,
     check_columns: Sequence[str] | None = None,
     weights: str | None = None,
+    verbose: int = 0,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
 
@@ -122,6 +123,7 @@ def regression(
       weights: The column of survey weights, described in the schema, whose `upper` is the public
         largest weight. The estimates are then those of the same regression on the whole
         population, also if weights depend on outcomes. With `unit`, a person has one weight.
+      verbose: As in Keras; 1 shows a bar of the fit's steps.
 
     Returns:
       The fitted `Regression`.
@@ -198,7 +200,7 @@ def regression(
     if persons:
         settings["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
-        given = {"num_records": num_records, "verbose": 0, **checked, **settings}
+        given = {"num_records": num_records, "verbose": verbose, **checked, **settings}
         model.fit(x, y, public_inputs=public, **given)
     result = Regression(design, parts, model)
     for sentence in result.warnings:
