@@ -72,6 +72,7 @@ def tensors(records, exported):
         ("y ~ female + (1 | ward)", "poisson", {}),
         ("y ~ age + (1 | person)", "ordinal", {"unit": "person"}),
         ("y ~ age + ward", "categorical", {}),
+        ("y ~ mo(ward) + age + mo(rooms)", "categorical", {}),
         ("p(y, 9) ~ age", "binomial", {}),
         ("p(y, rooms) ~ age + (1 | person)", "binomial", {"unit": "person"}),
     ],

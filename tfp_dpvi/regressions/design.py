@@ -53,6 +53,7 @@ MISSING_LEVEL = "missing"
 # Stateful ones take their state from invented records, and no other.
 TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
+MONOTONE = "mo"
 PLAIN = ("I", "offset")
 # Columns without typical values may vary so many times less than a quarter of the bounds' distance.
 _WIDENING = 4.0
@@ -64,7 +65,7 @@ _NEAREST = 0.01
 # Missing covariates that are invented for the reference.
 _SHARE_MISSING = 0.1
 _FUNCTIONS = "a function of NumPy of each value (np.log), or " + ", ".join(
-    (*PLAIN, *CATEGORIES, *TRANSFORMS)
+    (*PLAIN, *CATEGORIES, MONOTONE, *TRANSFORMS)
 )
 
 
@@ -154,6 +155,8 @@ class Design:
       limit: The limit of an outcome `censored(y, limit)`; else None.
       labels: Names of the common columns.
       terms: Slices of the common columns by the names of terms.
+      monotone: The first and the last common column of each monotone effect, by name; the last one
+        is excluded.
       groups: The group effects.
       has_intercept: Whether the formula has an intercept.
       location: What the model subtracts from each common column, float64 [p].
@@ -257,6 +260,12 @@ class Design:
         offsets = sum(term.name.startswith("offset(") for term in alone)
         if sum(call.callee == "offset" for call in calls) > offsets:
             raise ValueError("formula has an offset within a term: add it alone, + offset(x).")
+        for term in terms:
+            if re.search(rf"\b{MONOTONE}\(", term.name) and not _is_monotone(term.name):
+                raise ValueError(
+                    f"formula has {term.name}: {MONOTONE}(x) stands alone, without interactions, "
+                    "groups or functions."
+                )
         for left, right in comparisons_of(calls):
             _check_comparison(left, right, schema)
             _check_comparison(right, left, schema)
@@ -271,6 +280,9 @@ class Design:
 
     def _check_call(self, call: Call, schema: Schema) -> None:
         name = call.callee
+        if name == MONOTONE:
+            _check_steps(call, schema)
+            return
         if name in CATEGORIES:
             column = str(call.args[0]) if call.args else ""
             self._check_categories(column, schema.columns.get(column))
@@ -372,8 +384,9 @@ class Design:
         return np.where(absent, 0, codes).astype(np.float64)
 
     def _evaluated(self, frame: pandas.DataFrame) -> Any:
+        steps = functools.partial(_steps, self.schema)
         environment = self._formulae.environment.Environment(
-            [{"np": UFUNCS, "numpy": UFUNCS, **self.constants}]
+            [{"np": UFUNCS, "numpy": UFUNCS, **self.constants, MONOTONE: steps}]
         )
         # Of an outcome of two columns formulae would check the invented ones.
         formula = self._right_side if self._has_two_columns else self.formula
@@ -401,7 +414,7 @@ class Design:
                 if len(term.labels) != place.stop - place.start:
                     raise ValueError(f"formula has {name}, without a column: raise its degree.")
                 terms[name] = slice(len(labels), len(labels) + place.stop - place.start)
-                labels += map(_short, term.labels)
+                labels += map(_short, self._steps_of(name) or term.labels)
                 self._kept += range(place.start, place.stop)
         for name in self._incomplete:
             if not isinstance(self.schema.columns[name], Categorical):
@@ -409,6 +422,9 @@ class Design:
                 terms[label] = slice(len(labels), len(labels) + 1)
                 labels.append(label)
         self.labels, self.terms = tuple(labels), terms
+        self.monotone = {
+            name: (place.start, place.stop) for name, place in terms.items() if _is_monotone(name)
+        }
         groups = self._matrices.group
         self.groups = tuple(
             Group(name, tuple(map(_short, term.labels)))
@@ -423,6 +439,22 @@ class Design:
         if not labels and not self.has_intercept and not self.groups:
             raise ValueError("formula has no terms: write, for instance, y ~ 1 + x.")
         self._set_scaling()
+
+    def _steps_of(self, term: str) -> list[str]:
+        """Returns the labels of a monotone effect's steps, each that up to a level; else none."""
+        if not _is_monotone(term):
+            return []
+        levels = _levels(self.schema.columns[_column_of(term)])
+        return [f"{term}[{level}]" for level in levels[1:]]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the coefficients of the model, [p]: of a monotone effect, its sum and shares."""
+        names = list(self.labels)
+        for term, (start, stop) in self.monotone.items():
+            shares = [f"share {number} of {term}" for number in range(1, stop - start)]
+            names[start:stop] = [term, *shares]
+        return names
 
     def _set_scaling(self) -> None:
         # Terms that are not finite at a bound are refused here, before records are read.
@@ -590,6 +622,47 @@ class Design:
 
 
 # ---------------------------------------------------------------------- helpers
+
+
+def _is_monotone(term: str) -> bool:
+    return re.fullmatch(rf"{MONOTONE}\([^()]*\)", term) is not None
+
+
+def _column_of(term: str) -> str:
+    """Returns the column of a monotone effect."""
+    return term[len(MONOTONE) + 1 : -1].strip("`")
+
+
+def _check_steps(call: Call, schema: Schema) -> None:
+    """Refuses monotone effects of what has no ordered public levels."""
+    name = getattr(call.args[0], "name", "") if len(call.args) == 1 and not call.kwargs else ""
+    column = schema.columns.get(name)
+    if not isinstance(column, Categorical | Integer) or len(_levels(column)) < 3:
+        raise ValueError(
+            f"formula has {call}: {MONOTONE}() takes one column of at least three ordered levels, "
+            f"Categorical in the schema, or Integer with at most {MOST_LEVELS} values."
+        )
+    if column.missing:
+        raise ValueError(
+            f"formula has {call}, whose column may be missing, and missing values have no place "
+            "in the order: fill them by a public rule, and describe it without missing=True."
+        )
+
+
+def _steps(schema: Schema, values: pandas.Series) -> np.ndarray:
+    """Returns a column for each level but the first: 1 from that level on, float64 [n, levels - 1].
+
+    Args:
+      schema: The description of the column.
+      values: The column, categories or integers.
+    """
+    column = schema.columns[str(values.name)]
+    if isinstance(column, Categorical):
+        places = np.asarray(values.cat.codes)
+    else:
+        assert isinstance(column, Integer)
+        places = np.asarray(values) - column.lower
+    return (places[:, None] >= np.arange(1, len(_levels(column)))).astype(np.float64)
 
 
 def _check_comparison(side: Argument, other: Argument, schema: Schema) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 
 from tfp_dpvi import local
 from tfp_dpvi._tf import tf, tfd
@@ -20,6 +21,12 @@ NUM_POINTS = 15
 
 INTERCEPT_SD = 2.5
 """The default prior's standard deviation of an intercept, on the model's scale."""
+
+SHARE_SD = 1.28
+"""The prior's standard deviation of the logits of a monotone effect's shares.
+
+Their logarithms then vary as those of shares with a uniform prior.
+"""
 
 
 def check_outcome(family: Family, name: str, column: Column) -> None:
@@ -70,6 +77,7 @@ class Layout:
       has_trials: Whether the last column is the number of trials.
       censored: Where outcomes are not seen beyond a limit, "right" or "left": then the last column
         is the limit, on the model's scale. Else "".
+      monotone: First and last common column of each monotone effect, the last one excluded.
     """
 
     num_common: int
@@ -78,11 +86,34 @@ class Layout:
     unit: str = ""
     has_trials: bool = False
     censored: str = ""
+    monotone: tuple[tuple[int, int], ...] = ()
 
     @property
     def group_index(self) -> list[int]:
         """The number of the group effect of each group column."""
         return [place for place, size in enumerate(self.group_sizes) for _ in range(size)]
+
+
+def slopes(coefficients: tf.Tensor, monotone: Sequence[Sequence[int]]) -> tf.Tensor:
+    """Returns the slope of each common column.
+
+    The columns of a monotone effect are one step up each. Its first coefficient is the sum of the
+    steps, and the others say, in coordinates that treat all steps alike, which share each has
+    (Buerkner and Charpentier 2020, whose shares have a uniform prior and not a logistic normal).
+
+    Args:
+      coefficients: Shape [..., p].
+      monotone: See `Layout`.
+    """
+    parts = []
+    last = 0
+    for start, stop in monotone:
+        basis = tf.constant(linalg.helmert(stop - start).T, coefficients.dtype)
+        logits = tf.linalg.matvec(basis, coefficients[..., start + 1 : stop])
+        total = coefficients[..., start : start + 1]
+        parts += [coefficients[..., last:start], total * tf.nn.softmax(logits)]
+        last = stop
+    return tf.concat([*parts, coefficients[..., last:]], axis=-1) if parts else coefficients
 
 
 def standard_intercepts() -> tuple[np.ndarray, np.ndarray]:
@@ -160,6 +191,7 @@ def likelihood(
         logits = tf.zeros([tf.shape(x)[0], enters.blocks], x.dtype) + x[:, num : num + 1]
         if num:
             matrix = tf.reshape(params["coefficients"], [enters.blocks, num])
+            matrix = slopes(matrix, layout.get("monotone", ()))
             logits += tf.linalg.matmul(x[:, :num], matrix, transpose_b=True)
         if layout["has_intercept"]:
             logits += params["intercept"]
@@ -178,7 +210,8 @@ def likelihood(
 
     score = x[:, num]
     if num:
-        score += tf.linalg.matvec(x[:, :num], params["coefficients"])
+        each = slopes(params["coefficients"], layout.get("monotone", ()))
+        score += tf.linalg.matvec(x[:, :num], each)
     if layout["group_sizes"]:
         score += tf.linalg.matvec(x[:, num + 1 :], params["group"])
     if layout["has_intercept"]:

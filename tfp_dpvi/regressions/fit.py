@@ -27,6 +27,7 @@ from tfp_dpvi.regressions.checking import (
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import (
     INTERCEPT_SD,
+    SHARE_SD,
     Layout,
     check_outcome,
     likelihood,
@@ -80,7 +81,9 @@ def regression(
     Args:
       formula: "outcome ~ terms" as in R and Bambi, read by formulae: common effects, interactions
         (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
-        effects `(1 | g)` and slopes `(x | g)`. Levels, knots, means and scales are the schema's.
+        effects `(1 | g)` and slopes `(x | g)`; `mo(x)` of ordered levels, as brms', goes up or down
+        alone: "mo(x)" is the difference of the last level from the first one, "mo(x)[a]" the step
+        up to a. Levels, knots, means and scales are the schema's.
         Effects of a level are independent; with slopes, its intercept is that where x has its
         typical value. The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a
         column or a public number. `censored(y, limit)` is an outcome that is not seen from a limit
@@ -418,6 +421,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         person,
         has_trials=design.trials is not None,
         censored="" if design.limit is None else design.limit.side,
+        monotone=tuple(design.monotone.values()),
     )
     unit = outcome.scale
     given, intercept = _priors(design, priors, unit, math.hypot(kind.coefficient_sd, distance))
@@ -459,7 +463,9 @@ def _priors(
     """Returns means and deviations of coefficients on the model's scale, and the intercept's."""
     if not isinstance(priors, Mapping):
         raise TypeError("priors must be a dict, such as {'age': (0, 0.1)}.")
-    known = list(dict.fromkeys([*design.terms, *design.labels, "Intercept"]))
+    steps = [label for span in design.monotone.values() for label in design.labels[slice(*span)]]
+    labels = [label for label in design.labels if label not in steps]
+    known = list(dict.fromkeys([*design.terms, *labels, "Intercept"]))
     if unknown := [name for name in priors if name not in known]:
         raise ValueError(f"priors has {unknown}, which are no terms: use {', '.join(known)}.")
     pairs = {name: _pair(name, prior) for name, prior in priors.items()}
@@ -470,6 +476,8 @@ def _priors(
             if pair is not None:
                 factor = design.scale[number] / unit
                 result[number] = (pair[0] * factor, pair[1] * factor)
+    for start, stop in design.monotone.values():
+        result[start + 1 : stop] = [(0.0, SHARE_SD)] * (stop - start - 1)
     return result, pairs.get("Intercept")
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tfp_dpvi._tf import tf
 from tfp_dpvi.regressions.design import Design, Rows
-from tfp_dpvi.regressions.families import Layout, outcome_levels
+from tfp_dpvi.regressions.families import Layout, outcome_levels, slopes
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome
 
 
@@ -73,6 +74,7 @@ class Parts:
         outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
         outcome["cuts"] = list(outcome["cuts"])
         layout["group_sizes"] = list(layout["group_sizes"])
+        layout["monotone"] = [list(span) for span in layout["monotone"]]
         return {"family": self.family, "outcome": outcome, "layout": layout}
 
     @property
@@ -96,6 +98,21 @@ class Parts:
         columns = [common, offset, rows.groups, rows.trials, limits]
         return np.concatenate(columns, axis=1).astype(np.float32)
 
+    def slopes(self, draws: dict[str, np.ndarray]) -> np.ndarray:
+        """Returns draws of the slope of each common column on the model's scale.
+
+        Args:
+          draws: Draws of the model's parameters, in the first dimension.
+
+        Returns:
+          Shape [S, blocks, columns].
+        """
+        size = len(next(iter(draws.values())))
+        shape = [size, self.outcome.blocks, self.layout.num_common]
+        coefficients = draws.get("coefficients", np.zeros([size, 0])).reshape(shape)
+        monotone = self.layout.monotone
+        return np.asarray(slopes(tf.constant(coefficients), monotone)) if monotone else coefficients
+
     def in_units(self, draws: dict[str, np.ndarray], design: Design) -> dict[str, np.ndarray]:
         """Returns draws of named numbers in the units of the formula, each of shape [S].
 
@@ -104,18 +121,18 @@ class Parts:
           design: The design.
         """
         unit = self.outcome.scale
-        num, blocks = self.layout.num_common, self.outcome.blocks
         size = len(next(iter(draws.values())))
-        scaled = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
-        slopes = scaled * unit / np.array(self.scale)
+        slopes = self.slopes(draws) * unit / np.array(self.scale)
         shift = slopes @ np.array(self.location)
         named: dict[str, np.ndarray] = {}
         for block, start in enumerate(self._starts(design)):
             if self.layout.has_intercept:
-                intercept = draws["intercept"].reshape(size, blocks)[:, block] * unit
+                intercept = draws["intercept"].reshape(size, self.outcome.blocks)[:, block] * unit
                 named[f"{start}Intercept"] = self.base + intercept - shift[:, block]
             for place, label in enumerate(design.labels):
                 named[f"{start}{label}"] = slopes[:, block, place]
+            for term, (first, last) in design.monotone.items():
+                named[f"{start}{term}"] = slopes[:, block, first:last].sum(axis=1)
         if self.family == "ordinal":
             levels = outcome_levels(design.schema.columns[design.outcome])
             gaps = draws.get("gaps", np.zeros([size, 0]))
@@ -152,7 +169,7 @@ class Parts:
         for block, start in enumerate(self._starts(design)):
             entry = f"[{block}]" if self.family == "categorical" else ""
             names[f"{start}Intercept"] = f"intercept{entry}"
-            for place, label in enumerate(design.labels):
+            for place, label in enumerate(design.parameters):
                 names[f"{start}{label}"] = f"coefficients[{block * num + place}]"
         first = 0
         for place, group in enumerate(design.groups):

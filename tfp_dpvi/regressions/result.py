@@ -196,11 +196,15 @@ class Regression:
         parts, design = self.parts, self.design
         unit = parts.outcome.scale
         sentences = []
-        columns = zip(design.labels, parts.location, parts.scale, parts.coefficients, strict=True)
+        names = design.parameters
+        columns = zip(names, parts.location, parts.scale, parts.coefficients, strict=True)
         for label, location, scale, (mean, deviation) in columns:
+            if label not in (*design.labels, *design.monotone):
+                continue  # A share, on no scale of the formula.
             prior = f"normal({mean * unit / scale:.3g}, {deviation * unit / scale:.3g})"
             scaled = "" if scale == 1.0 else f", scaled as ({location:.4g}, {scale:.4g})"
-            sentences.append(f"prior of {label}: {prior}{scaled}")
+            steps = ", in steps whose shares are alike a priori" if label in design.monotone else ""
+            sentences.append(f"prior of {label}: {prior}{scaled}{steps}")
         mean, deviation = parts.intercept
         if parts.family == "ordinal":
             sentences.append(f"prior of the first threshold: normal({mean:.3g}, {deviation:.3g})")
@@ -395,10 +399,10 @@ class Regression:
         """Returns draws of the linear predictor on the model's scale, [S, n] or [S, n, blocks]."""
         inputs = self.parts.inputs(rows).astype(np.float64)
         draws, layout = self._few_draws, self.parts.layout
-        num, blocks = layout.num_common, self.parts.outcome.blocks
+        num = layout.num_common
         offset = inputs[:, num]
-        size = len(next(iter(draws.values())))
-        slopes = draws.get("coefficients", np.zeros([size, 0])).reshape(size, blocks, num)
+        slopes = self.parts.slopes(draws)
+        size, blocks = slopes.shape[:2]
         score = np.einsum("sbp,np->snb", slopes, inputs[:, :num]) + offset[None, :, None]
         if layout.has_intercept:
             score += draws["intercept"].reshape(size, 1, blocks)
@@ -661,7 +665,8 @@ class Regression:
             **{**fields["outcome"], "cuts": tuple(fields["outcome"]["cuts"])}
         )
         sizes = tuple(fields["layout"]["group_sizes"])
-        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes})
+        spans = tuple(map(tuple, fields["layout"].get("monotone", ())))
+        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes, "monotone": spans})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
         for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tfp_dpvi.data import Binary, Categorical, Column, Integer
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.regressions.design import MOST_LEVELS, Design
-from tfp_dpvi.regressions.families import outcome_levels, standard_intercepts
+from tfp_dpvi.regressions.families import outcome_levels, slopes, standard_intercepts
 from tfp_dpvi.regressions.outcomes import expected
 from tfp_dpvi.regressions.parts import Parts
 
@@ -137,6 +137,9 @@ def _factors(covariates: Mapping[str, Column]) -> dict[str, Factor]:
         for level in levels:
             indicator = functools.partial(_indicator, name=name, level=level)
             factors[f"{name}[{level}]"] = factors[f"C({name})[{level}]"] = indicator
+        each = [factors[f"{name}[{level}]"] for level in levels]
+        for place, level in enumerate(levels):
+            factors[f"mo({name})[{level}]"] = functools.partial(_sum_of, factors=each[place:])
     return factors
 
 
@@ -148,6 +151,10 @@ def _number(
 
 def _indicator(values: Mapping[str, tf.Tensor], name: str, level: object) -> tf.Tensor:
     return tf.cast(tf.equal(values[name], tf.constant(level, values[name].dtype)), tf.float64)
+
+
+def _sum_of(values: Mapping[str, tf.Tensor], factors: Sequence[Factor]) -> tf.Tensor:
+    return tf.add_n([factor(values) for factor in factors])
 
 
 def _product(label: str, covariates: Mapping[str, Column]) -> list[Factor]:
@@ -234,8 +241,9 @@ def _scores(
     inputs = tf.cast((common - np.array(parts.location)) / np.array(parts.scale), tf.float32)
     scores = tf.zeros([size, tf.shape(common)[0], blocks], tf.float64)
     if layout.num_common:
-        slopes = tf.reshape(draws["coefficients"], [size, blocks, layout.num_common])
-        scores += tf.einsum("sbp,np->snb", slopes, tf.cast(inputs, tf.float64))
+        matrix = tf.reshape(draws["coefficients"], [size, blocks, layout.num_common])
+        matrix = slopes(matrix, layout.monotone)
+        scores += tf.einsum("sbp,np->snb", matrix, tf.cast(inputs, tf.float64))
     if layout.has_intercept:
         scores += tf.reshape(draws["intercept"], [size, 1, blocks])
     if layout.group_sizes:

@@ -200,7 +200,10 @@ def _on_model_scale(
     Raises:
       ValueError: A name is unknown, or a value is no finite number.
     """
-    names, known = parts.names_of_model(design), _names_in_units(design, parts)
+    names = parts.names_of_model(design)
+    # Steps of a monotone effect are no parameters.
+    reported = _names_in_units(design, parts)
+    known = [name for name in reported if name in names or name.startswith("threshold[")]
     if not isinstance(truth, Mapping) or not truth:
         raise ValueError("truth must be a dict such as {'age': 0.02}, or None.")
     if unknown := [name for name in truth if name not in known]:
