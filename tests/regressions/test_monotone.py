@@ -71,20 +71,24 @@ def test_a_prior_is_of_the_whole_difference_and_not_of_steps():
         described(FORMULA, "normal", SCHEMA, {"mo(school)[some]": (1.0, 1.0)})
 
 
-def test_a_fit_has_the_steps_in_the_formulas_units(tmp_path):
+def test_a_fit_has_the_difference_and_its_shares(tmp_path):
     result = dpvi.regression(FORMULA, records(), "normal", SCHEMA, epsilon=8.0, delta=1e-5, seed=1)
     found = result.summary()
-    truth = {**STEPS, "mo(school)": 24.0, "mo(rooms)": -9.0, "age": 0.4}
+    truth = {f"share({name})": step / 24.0 for name, step in STEPS.items()}
+    truth |= {"mo(school)": 24.0, "mo(rooms)": -9.0, "age": 0.4}
     # Four standard deviations: a false alarm in a thousand.
     for name, value in truth.items():
         assert abs(found["mean"][name] - value) < 4.0 * found["sd"][name], name
     assert found["sd"]["mo(school)"] < 1.5
-    assert (result.draws["mo(rooms)[3]"] <= 0.0).all()
+    shares = np.stack([result.draws[f"share(mo(rooms)[{level}])"] for level in (2, 3, 4)])
+    assert (shares >= 0.0).all()
+    np.testing.assert_allclose(shares.sum(axis=0), 1.0)
     assert any(each.startswith("prior of mo(school): normal(0, ") for each in result.choices())
     assert not any("share" in each.partition(":")[0] for each in result.choices())
     new = {"school": LEVELS, "rooms": [1] * 4, "age": [50.0] * 4}
     means = result.predict(new)["mean"].to_numpy()
-    np.testing.assert_allclose(np.diff(means), [found["mean"][name] for name in STEPS], rtol=0.1)
+    shares = [found["mean"][f"share({name})"] for name in STEPS]
+    np.testing.assert_allclose(np.diff(means) / (means[3] - means[0]), shares, atol=0.02)
     result.save(tmp_path / "fit.zip")
     loaded = dpvi.Regression.load(tmp_path / "fit.zip")
     assert loaded.parts == result.parts

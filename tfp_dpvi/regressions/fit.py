@@ -82,8 +82,8 @@ def regression(
       formula: "outcome ~ terms" as in R and Bambi, read by formulae: common effects, interactions
         (`a * b`), `offset(x)`, functions of NumPy of each value, `poly`, `bs`, `cr`, and group
         effects `(1 | g)` and slopes `(x | g)`; `mo(x)` of ordered levels, as brms', goes up or down
-        alone: "mo(x)" is the difference of the last level from the first one, "mo(x)[a]" the step
-        up to a. Levels, knots, means and scales are the schema's.
+        alone: "mo(x)" is the difference of the last level from the first one, "share(mo(x)[a])"
+        what the step up to a has of it. Levels, knots, means and scales are the schema's.
         Effects of a level are independent; with slopes, its intercept is that where x has its
         typical value. The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a
         column or a public number. `censored(y, limit)` is an outcome that is not seen from a limit

@@ -132,7 +132,12 @@ class Parts:
             for place, label in enumerate(design.labels):
                 named[f"{start}{label}"] = slopes[:, block, place]
             for term, (first, last) in design.monotone.items():
-                named[f"{start}{term}"] = slopes[:, block, first:last].sum(axis=1)
+                steps = slopes[:, block, first:last]
+                named[f"{start}{term}"] = steps.sum(axis=1)
+                # An interval of a step would never have 0, whether there is an effect or not.
+                for place, label in enumerate(design.labels[first:last]):
+                    del named[f"{start}{label}"]
+                    named[f"{start}share({label})"] = steps[:, place] / steps.sum(axis=1)
         if self.family == "ordinal":
             levels = outcome_levels(design.schema.columns[design.outcome])
             gaps = draws.get("gaps", np.zeros([size, 0]))

@@ -201,7 +201,7 @@ def _on_model_scale(
       ValueError: A name is unknown, or a value is no finite number.
     """
     names = parts.names_of_model(design)
-    # Steps of a monotone effect are no parameters.
+    # Shares of a monotone effect are functions of several parameters.
     reported = _names_in_units(design, parts)
     known = [name for name in reported if name in names or name.startswith("threshold[")]
     if not isinstance(truth, Mapping) or not truth:
