@@ -1,6 +1,6 @@
 """Beside the field: the posterior of this library and those of other private methods, on the same simulated data sets.
 
-    python benchmarks/field.py [--cells logistic5-5000-1.0 ...] [--num 20] [--diffprivlib PYTHON] [--output docs/figures/field/field.json]
+    python benchmarks/field.py [--cells logistic5-5000-1.0 ...] [--num 20] [--diffprivlib PYTHON] [--bambi PYTHON] [--output FILE]
 
 Epsilon and delta are those of the cell (`calibration_cells.py`), with add-or-remove unless said. No method is tuned on the scored
 data sets; the seeds are none that settings of this library were chosen on.
@@ -14,7 +14,8 @@ data sets; the seeds are none that settings of this library were chosen on.
   (Huggins et al. 2017; with noise, Kulkarni et al., arXiv:2011.00467).
 * objective perturbation (Chaudhuri et al. 2011) by diffprivlib in an environment of its own (`peers/diffprivlib.txt`): pure epsilon, a
   point without intervals, hence no coverage and as CRPS its absolute error.
-* not private: the posterior's Laplace approximation, the ceiling.
+* not private: the posterior's Laplace approximation, the ceiling; and by Bambi and NUTS, in an environment of its own
+  (`peers/bambi.txt`).
 
 Width and error (of the posterior's mean) are medians over data sets and coefficients, in standard deviations of the posterior without
 privacy; so is the CRPS, a mean, which one bad fit spoils.
@@ -30,6 +31,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +166,24 @@ def objective_perturbation(cell: Cell, python: str) -> Callable[..., np.ndarray]
     return fit
 
 
-def methods(name: str, cell: Cell, python: str | None) -> dict[str, Callable[..., np.ndarray]]:
+def by_bambi(cell: Cell, python: str) -> Callable[..., np.ndarray]:
+    """Returns a fit without privacy by Bambi, which returns draws."""
+    family = "gaussian" if "s" in cell.prior.model else "bernoulli"
+
+    def fit(x, y, generator):
+        with tempfile.TemporaryDirectory() as folder:
+            path, output = pathlib.Path(folder) / "data.npz", pathlib.Path(folder) / "draws.npy"
+            np.savez(path, x=x, y=y)
+            peer = pathlib.Path(__file__).parent / "peers" / "bambi_peer.py"
+            subprocess.check_call([python, str(peer), str(path), family, str(output)])
+            return np.load(output)
+
+    return fit
+
+
+def methods(
+    name: str, cell: Cell, python: str | None, bambi: str | None
+) -> dict[str, Callable[..., np.ndarray]]:
     """Returns fits by name: each takes x, y and a generator, and returns draws."""
     x, y, _ = next(cell.sets(0))  # Only for its shapes.
     fitted = (cell.prior, cell.likelihood, x, y, cell.public(np.random.default_rng(7), 1000))
@@ -190,18 +209,24 @@ def methods(name: str, cell: Cell, python: str | None) -> dict[str, Callable[...
         found["noise-aware DPVI"] = descend
     if python and name.startswith("logistic"):
         found["objective perturbation"] = objective_perturbation(cell, python)
+    if bambi:
+        found["not private, by Bambi"] = by_bambi(cell, bambi)
     return found
 
 
-def run(name: str, num: int, python: str | None) -> list[dict[str, Any]]:
+def run(name: str, num: int, python: str | None, bambi: str | None = None) -> list[dict[str, Any]]:
     """Returns the scores of every method on each data set."""
     cell = Cell(name)
     exact = NonPrivate(BayesianModel(cell.prior, cell.likelihood), cell.coordinates)
-    fits, sets = methods(name, cell, python), []
+    fits, sets = methods(name, cell, python, bambi), []
     for number, (x, y, truth) in enumerate(itertools.islice(cell.sets(SEED), num)):
         mean, sd = exact.fit(truth, x, y)
         generator = np.random.default_rng([SEED, number])
-        draws = {kind: fit(x, y, generator) for kind, fit in fits.items()}
+        draws, seconds = {}, {}
+        for kind, fit in fits.items():
+            start = time.perf_counter()
+            draws[kind] = fit(x, y, generator)
+            seconds[kind] = time.perf_counter() - start
         draws["not private"] = mean + sd * generator.normal(size=(NUM_DRAWS, len(mean)))
         for kind, found in draws.items():
             scored = scores(found, truth, mean, sd)
@@ -218,6 +243,7 @@ def run(name: str, num: int, python: str | None) -> list[dict[str, Any]]:
                     **values,
                     "crps": crps,
                     "error": point.tolist(),
+                    "seconds": seconds.get(kind),
                 }
             )
         print(name, number, flush=True)
@@ -233,6 +259,9 @@ def summarise(sets: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row = {"cell": cell, "method": method, "num": len(found)}
         row["error"] = float(np.median([one["error"] for one in found]))
         row["crps"] = float(np.mean([one["crps"] for one in found]))
+        # A method's first fit compiles.
+        if None not in (seconds := [one.get("seconds") for one in found]):
+            row["seconds"] = float(np.median(seconds))
         if "covered" in found[0]:
             covered = np.array([np.mean(one["covered"]) for one in found])
             row["coverage"] = float(covered.mean())
@@ -276,8 +305,8 @@ def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the table of the page."""
     lines = [
-        "| model, N | method | coverage | width | error | CRPS |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| model, N | method | coverage | width | error | CRPS | seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         model, num, _ = row["cell"].rsplit("-", 2)
@@ -285,9 +314,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"{row['coverage']:.2f} ± {row['coverage_error']:.2f}" if "width" in row else "none"
         )
         width = f"{row['width']:.2f}" if "width" in row else "none"
+        seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
         lines.append(
             f"| {model}, {int(num):,} | {row['method']} | {covered} | {width} | "
-            f"{row['error']:.2f} | {row['crps']:.2f} |"
+            f"{row['error']:.2f} | {row['crps']:.2f} | {seconds} |"
         )
     return "\n".join(lines)
 
@@ -299,16 +329,20 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--cells", nargs="*", default=CELLS)
     parser.add_argument("--num", type=int, default=20)
     parser.add_argument("--diffprivlib", help="a Python with `peers/diffprivlib.txt`")
+    parser.add_argument("--bambi", help="a Python with `peers/bambi.txt`")
     parser.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/field/field.json")
     )
     options = parser.parse_args(given)
     sets: list[dict[str, Any]] = []
     for name in options.cells:
-        sets += run(name, options.num, options.diffprivlib)
+        sets += run(name, options.num, options.diffprivlib, options.bambi)
         settings = {"delta": DELTA, "seed": SEED, "level": LEVEL}
         said = (
-            [part for part in sys.argv[1:] if part != options.diffprivlib]
+            [
+                "PYTHON" if part in (options.diffprivlib, options.bambi) else part
+                for part in sys.argv[1:]
+            ]
             if given is None
             else given
         )

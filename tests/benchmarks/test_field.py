@@ -42,10 +42,11 @@ def test_the_quadratic_approximates_the_log_likelihood():
 
 def test_the_table_says_what_has_no_intervals():
     point = {"cell": "logistic5-1000-1.0", "method": "a point", "error": [1.0], "crps": [2.0]}
+    point["seconds"] = 3.0
     covered = {"covered": [True, False], "width": [1.0, 3.0], "error": [1.0, 1.0]}
     sets = [point, point] + [
         {"cell": "logistic5-1000-1.0", "method": "intervals", "crps": [0.5], **covered}
     ] * 2
     table = field.table(field.summarise(sets))
-    assert "| logistic5, 1,000 | a point | none | none | 1.00 | 2.00 |" in table
+    assert "| logistic5, 1,000 | a point | none | none | 1.00 | 2.00 | 3.0 |" in table
     assert "| intervals | 0.50 ± 0.00 | 2.00 | 1.00 | 0.50 |" in table
