@@ -91,6 +91,19 @@ def test_moments_and_quantiles_of_heavy_tails(sigma):
         assert few > 10
 
 
+def test_neighbours_whose_counts_are_noise_are_no_heap():
+    """Within wide bounds they are one cell, whose noise adds up. As heaps they multiplied means by three."""
+    generator = np.random.default_rng(3)
+    for _ in range(30):
+        numbers = np.exp(generator.normal(6.0, 1.0, 8000))
+        column, counts = released(Continuous(0.0, 1e5), numbers, generator)
+        finest = column.of.fine.edges
+        for end in column.ends:
+            places = np.searchsorted(finest, column.column.edges)
+            assert np.all(np.diff(places)[list(end.heaps)] == 1)
+        assert drawn(column, counts, generator, 20_000).mean() < 1.3 * numbers.mean()
+
+
 def test_a_log_scale_tells_numbers_apart_that_a_linear_one_does_not():
     """Bounds of a trillion: every finest bin of a linear scale is wider than all numbers."""
     generator = np.random.default_rng(random.getrandbits(32))
