@@ -26,6 +26,7 @@ from tfp_dpvi.synthetic import (
     histograms,
 )
 from tfp_dpvi.synthetic.grouping import with_ends
+from tfp_dpvi.synthetic.planning import check_dates
 from tfp_dpvi.synthetic.tails import Tail, falling_rate, inverse_survival, survival
 
 # Of two columns at N 20,000 and epsilon 1: of the histograms, and of the counts of pairs.
@@ -344,6 +345,14 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
     data = {"day": np.array([20200101, 20241231] * 50), "ill": np.array([0, 1] * 50)}
     with pytest.warns(UserWarning, match="look like dates YYYYMMDD"):
         Synthesizer(schema, 1).fit(data, noise_multiplier=0.1, delta=1e-5, steps=1)
+    others = {
+        "YYYYMM:": Integer(202001, 202412),
+        "YYYYMMDD:": Continuous(20200101, 20241231),
+        "YYYYMMDDHH:": Integer(2020010100, 2024123123),
+    }
+    for text, column in others.items():
+        (warning,) = check_dates(Schema({"day": column, "sum": Integer(0, 202_412)}))
+        assert text in warning
     with pytest.raises(ValueError, match=r"not below 2\*\*53 .* as Categorical"):
         Integer(0, 2**53)
     with pytest.raises(
