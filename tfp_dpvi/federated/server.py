@@ -233,10 +233,12 @@ class Server:
         ends = [update.posterior for update in self.history][::-1][::step][::-1]
         gone = drift([self.terms.prior, *ends])
         if gone:
+            uses = "InformationOptimizer" in self.terms.settings.get("optimizer", "")
+            other = "" if uses else ", or InformationOptimizer"
             sentences.append(
                 "over the last half of the rounds a mean went on in one direction, by "
                 f"{gone:.2g} of its standard deviations:\nit has not settled. Use more rounds, "
-                "a larger damping, or InformationOptimizer."
+                f"or a larger damping{other}."
             )
         return tuple(sentences)
 
