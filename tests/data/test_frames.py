@@ -163,6 +163,11 @@ YEAR_OF_2020 = Date("2020-01-01", "2021-01-01")
         (pl.Series([1, 2], dtype=pl.UInt8), Integer(-1, 9), "may have -1"),
         (pd.Series([1, 2]), Categorical(["1", "2"]), "does not hold the category '1'"),
         (pd.Series(pd.period_range("2020-01", periods=2, freq="M")), YEAR_OF_2020, "to_timestamp"),
+        (
+            pd.Series([DECIMAL, DECIMAL], dtype=pd.ArrowDtype(pa.decimal256(7, 2))),
+            Continuous(0, 9),
+            "cast it to float64",
+        ),
     ],
 )
 def test_what_a_dtype_does_not_hold_is_refused_with_nothing_spent(values, column, words):

@@ -34,8 +34,7 @@ def study():
 def test_hospitals_give_tables_and_get_intercepts_of_their_own(study):
     intercepts = {"berlin": 1.0, "munich": -1.0, "rome": 0.0}
     records = {
-        name: (table(2000, seed, value), None)
-        for seed, (name, value) in enumerate(intercepts.items())
+        name: table(2000, seed, value) for seed, (name, value) in enumerate(intercepts.items())
     }
     history = simulate(
         study, records, epsilon=8.0, schedule=Synchronous(rounds=3), verbose=0, seed=1

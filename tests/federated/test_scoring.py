@@ -1,5 +1,6 @@
 """Steps by information: hospitals of unlike records settle, few or many, with and without noise."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -98,7 +99,12 @@ def test_a_study_that_still_goes_on_in_one_direction_says_so(caplog):
     _, server = study_end(
         "by label", 2, None, schedule=Synchronous(rounds=12, damping=0.05), steps=20
     )
-    assert any("went on in one direction" in sentence for sentence in server.caveats)
+    (said,) = [part for part in server.caveats if "went on in one direction" in part]
+    assert "InformationOptimizer" in said
+    server.terms = dataclasses.replace(
+        server.terms, settings={"optimizer": '{"class_name": "InformationOptimizer"}'}
+    )
+    assert not any("InformationOptimizer" in part for part in server.caveats), "it is in use"
     assert "went on in one direction" in caplog.text
 
 

@@ -361,9 +361,10 @@ def test_a_study_of_no_hospitals_is_warned_of(hospitals):
     assert [task.hospital for task in server.due()] == ["a"]
 
 
-def test_one_text_is_no_list_of_hospitals():
+def test_one_text_is_its_letters_for_now_and_says_so():
     terms = StudyTerms("text", prior_of(3, full_rank=True))
-    with pytest.raises(TypeError, match="hospitals='berlin' is a text: pass names"):
-        Server(terms, "berlin", Synchronous())
+    with pytest.warns(FutureWarning, match="hospitals='AB' is a text, whose letters are taken"):
+        server = Server(terms, "AB", Synchronous())
+    assert [task.hospital for task in server.due()] == ["A", "B"]
     with pytest.raises(TypeError, match="hospital=3"):
         Server(terms, [3], Synchronous())

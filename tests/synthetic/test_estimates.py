@@ -309,6 +309,24 @@ def test_what_noise_hides_is_refused():
         exact(schema, data, deviation=100.0).share("x")
 
 
+def test_a_correlation_always_has_a_standard_error_or_is_refused():
+    """Records that noise puts far out, less than none of them, may make a variance negative."""
+    schema = Schema({"x": Continuous(0.0, 1e6, bins=[10, 20, 30, 40, 50, 1e4]), "y": Binary()})
+    generator, refused = np.random.default_rng(2), []
+    for _ in range(10):
+        x = generator.uniform(0.0, 50.0, 1000)
+        codes = schema.encode({"x": x, "y": (x > 25.0).astype(int)})
+        estimates = Estimates(schema, release(schema, codes, 12.0, generator))
+        try:
+            low, high = estimates.correlation("x", "y").interval()
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            assert np.isfinite([low, high]).all()
+    assert 0 < len(refused) < 10
+    assert all("noise hides where 'x' or 'y'" in message for message in refused)
+
+
 def test_a_wrong_number_of_records_is_said_and_not_believed():
     schema = Schema({"x": Binary(), "y": Binary()})
     data = {"x": np.arange(400) % 4 == 0, "y": np.arange(400) % 2 == 0}

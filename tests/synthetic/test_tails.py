@@ -26,6 +26,7 @@ from tfp_dpvi.synthetic import (
     histograms,
 )
 from tfp_dpvi.synthetic.grouping import with_ends
+from tfp_dpvi.synthetic.planning import check_dates
 from tfp_dpvi.synthetic.tails import Tail, falling_rate, inverse_survival, survival
 
 # Of two columns at N 20,000 and epsilon 1: of the histograms, and of the counts of pairs.
@@ -89,6 +90,19 @@ def test_moments_and_quantiles_of_heavy_tails(sigma):
     assert high < (0.04 if sigma == 1.0 else 0.1)
     if sigma == 1.5:
         assert few > 10
+
+
+def test_neighbours_whose_counts_are_noise_are_no_heap():
+    """Within wide bounds they are one cell, whose noise adds up. As heaps they multiplied means by three."""
+    generator = np.random.default_rng(3)
+    for _ in range(30):
+        numbers = np.exp(generator.normal(6.0, 1.0, 8000))
+        column, counts = released(Continuous(0.0, 1e5), numbers, generator)
+        finest = column.of.fine.edges
+        for end in column.ends:
+            places = np.searchsorted(finest, column.column.edges)
+            assert np.all(np.diff(places)[list(end.heaps)] == 1)
+        assert drawn(column, counts, generator, 20_000).mean() < 1.3 * numbers.mean()
 
 
 def test_a_log_scale_tells_numbers_apart_that_a_linear_one_does_not():
@@ -331,6 +345,14 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
     data = {"day": np.array([20200101, 20241231] * 50), "ill": np.array([0, 1] * 50)}
     with pytest.warns(UserWarning, match="look like dates YYYYMMDD"):
         Synthesizer(schema, 1).fit(data, noise_multiplier=0.1, delta=1e-5, steps=1)
+    others = {
+        "YYYYMM:": Integer(202001, 202412),
+        "YYYYMMDD:": Continuous(20200101, 20241231),
+        "YYYYMMDDHH:": Integer(2020010100, 2024123123),
+    }
+    for text, column in others.items():
+        (warning,) = check_dates(Schema({"day": column, "sum": Integer(0, 202_412)}))
+        assert text in warning
     with pytest.raises(ValueError, match=r"not below 2\*\*53 .* as Categorical"):
         Integer(0, 2**53)
     with pytest.raises(

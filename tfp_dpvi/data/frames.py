@@ -210,6 +210,9 @@ def kind_of(column: nw.Series) -> str:
         return "M"
     if isinstance(column.dtype, _NO_VALUES):
         return "none"
+    if str(dtype).startswith("decimal"):
+        # Arrow's are of four widths, of which narwhals knows one.
+        return "decimal"
     found = (kind for kind, dtypes in _KINDS.items() if isinstance(column.dtype, dtypes))
     return next(found, "other")
 

@@ -67,7 +67,7 @@ class Server:
       history: The updates of the posterior.
 
     Raises:
-      TypeError: `hospitals` is a text, or a name is none.
+      TypeError: A name is no text.
       ValueError: The folder holds a study already, which `load` continues; or
         `num_records` is given, and the study has no clip.
 
@@ -233,10 +233,12 @@ class Server:
         ends = [update.posterior for update in self.history][::-1][::step][::-1]
         gone = drift([self.terms.prior, *ends])
         if gone:
+            uses = "InformationOptimizer" in self.terms.settings.get("optimizer", "")
+            other = "" if uses else ", or InformationOptimizer"
             sentences.append(
                 "over the last half of the rounds a mean went on in one direction, by "
                 f"{gone:.2g} of its standard deviations:\nit has not settled. Use more rounds, "
-                "a larger damping, or InformationOptimizer."
+                f"or a larger damping{other}."
             )
         return tuple(sentences)
 
@@ -665,8 +667,11 @@ class Server:
 def _names(hospitals: Iterable[str] | None) -> list[str]:
     """Returns the hospitals' names, checked as a whole; none for None."""
     if isinstance(hospitals, str):
-        raise TypeError(
-            f"hospitals={hospitals!a:.99} is a text: pass names, such as [{hospitals!a:.99}]."
+        warnings.warn(
+            f"hospitals={hospitals!a:.99} is a text, whose letters are taken as names: pass a list "
+            f"of names, such as [{hospitals!a:.99}]; from 0.4 on a text is refused.",
+            FutureWarning,
+            stacklevel=3,
         )
     names = [] if hospitals is None else list(hospitals)
     if not names and hospitals is not None:

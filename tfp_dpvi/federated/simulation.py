@@ -25,8 +25,8 @@ from tfp_dpvi.privacy import PrivacyReport
 
 _LOG = logging.getLogger("tfp_dpvi")
 
-HospitalRecords = tuple[Structure, Structure | None]
-"""`(x, y)` of a hospital; y is None for a likelihood of whole records."""
+HospitalRecords = tuple[Structure, Structure | None] | Structure
+"""`(x, y)` of a hospital, or `x` alone for a likelihood of whole records."""
 
 _MOST_SHOWN = 6  # Parameters in a picture.
 
@@ -124,7 +124,8 @@ def simulate(
 
     Args:
       study: The study.
-      hospitals: `(x, y)` of each, or a `Hospital` with a budget of its own; by name, or in order.
+      hospitals: `(x, y)` or a table of each, or a `Hospital` with a budget of its own; by name, or
+        in order.
       epsilon: Epsilon of each hospital that is given by its records; None where the study's
         optimizer has no clip, and nothing is private.
       delta: Delta of that epsilon.
@@ -153,7 +154,9 @@ def simulate(
             taking_part[part.name] = part
         else:
             own = None if seed is None else seed + number
-            taking_part[name] = hospital_of(study, *part, name=name, seed=own, **settings)
+            # A table of whole records comes alone.
+            records = part if isinstance(part, tuple | list) else (part,)
+            taking_part[name] = hospital_of(study, *records, name=name, seed=own, **settings)
     refine_prior = None if study.normal_prior else study.refine_prior
     server = Server(
         study.terms, taking_part, schedule, evaluate=evaluate, refine_prior=refine_prior

@@ -223,6 +223,14 @@ class Estimates:
         influence = np.outer(one, other) - rho / 2.0 * (one[:, None] ** 2 + other**2)
         spread = max((1.0 - rho**2) ** 2, float(np.sum(moments.tables[0, 1][0] * influence**2)))
         noise = moments.noise(gradient[None], np.zeros([1, 2]))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            model = moments.model(correlate, gradient[None])
+        if not np.isfinite(model).all():
+            raise ValueError(
+                f"correlation: the noise hides where {first!r} or {second!r} lie within wide "
+                "levels: fit again with narrower\nbounds, a log scale, more records or a larger "
+                "epsilon."
+            )
         caveats = self._caveats([first, second])
         if abs(rho) > 1.0:
             caveats = (*caveats, "the noise moved the correlation beyond 1.")
@@ -232,7 +240,7 @@ class Estimates:
             np.array([rho]),
             np.sqrt(noise),
             np.sqrt(np.array([spread / self._records])),
-            np.sqrt(moments.model(correlate, gradient[None])),
+            np.sqrt(model),
             (*caveats, _MODEL),
         )
 

@@ -227,9 +227,13 @@ def _end(
     threshold = float(low[levels[0]] if is_upper else high[levels[-1]])
     end = tails.Tail(is_upper, threshold, ())
     described = column.description
+    finest = described.finest
     assert isinstance(described, Numeric)
+    assert isinstance(finest, Numeric)
     likely = np.isin(edges[cells], np.array(described.special))
     likely &= np.array([column.column.next_after(edges[c]) >= edges[c + 1] for c in cells])
+    # Neighbours whose counts are noise are one wide cell, whose noise adds up: it is no heap.
+    narrow = np.diff(np.searchsorted(finest.edges, edges))[cells] == 1
     heap = np.zeros(len(cells), bool)
     for _ in range(2):
         without = counts[levels] - np.array([masses[heap & (owners == k)].sum() for k in levels])
@@ -250,7 +254,7 @@ def _end(
         reached = tails.survival(np.maximum(end.excesses(edges), 0.0), shape, scale)
         total = float(without.sum()) / max(1.0 - reached[-1 if is_upper else 0], 1e-9)
         expected = total * np.abs(reached[cells] - reached[cells + 1])
-        heap = masses - expected > np.where(likely, _LIKELY, _SPLIT) * coarse
+        heap = narrow & (masses - expected > np.where(likely, _LIKELY, _SPLIT) * coarse)
         end = dataclasses.replace(end, draws=tuple(draws), heaps=tuple(map(int, cells[heap])))
     return [end]
 

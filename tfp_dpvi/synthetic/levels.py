@@ -121,7 +121,7 @@ class LevelValues:
         # Noise hides where in joined levels records lie: a few may lie at the bound.
         away = of_level - values[merged]
         noise = deviation * np.sqrt(np.bincount(merged, away**2))
-        places_sd = noise / np.maximum(counts, 1.0)
+        places_sd = np.minimum(noise / np.maximum(counts, 1.0), high - low)
         # Beyond a joined end, if anything, are values at a bound.
         outermost = {0, num - 1}
         falls = np.zeros(num, bool)

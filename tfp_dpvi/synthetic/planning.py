@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 
-from tfp_dpvi.data.columns import Integer
+from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.dates import Date
 from tfp_dpvi.data.schema import Schema
 from tfp_dpvi.synthetic import grouping
@@ -23,6 +23,9 @@ _CLEAR = 2.0
 
 # Names that a message lists.
 _MOST_SHOWN = 6
+
+# How dates are written as numbers, by the number of digits.
+_DATES = {6: "YYYYMM", 8: "YYYYMMDD", 10: "YYYYMMDDHH", 12: "YYYYMMDDHHMM", 14: "YYYYMMDDHHMMSS"}
 
 
 def releases_of(schema: Schema, pairs: Pairs) -> list[tuple[str, float, float]]:
@@ -161,23 +164,25 @@ class TablePlan:
 
 
 def check_dates(schema: Schema) -> Iterable[str]:
-    """Yields a warning for each column of whole numbers whose bounds look like dates."""
+    """Yields a warning for each column of numbers whose bounds look like dates."""
     for name, column in schema.columns.items():
-        if not isinstance(column, Integer) or isinstance(column, Date):
+        if not isinstance(column, Numeric) or isinstance(column, Date):
             continue
         if _is_date(column.lower) and _is_date(column.upper):
             yield (
                 f"column {name!r} has bounds {column.lower} and {column.upper}, which look like "
-                "dates YYYYMMDD: as Integer, it gets days such as 20209977.\nConvert it to dates, "
-                "for pandas by pandas.to_datetime(column, format='%Y%m%d'), and describe it as "
-                "Date."
+                f"dates {_DATES[len(str(int(column.lower)))]}: as {type(column).__name__}, it gets "
+                "days such as 20209977.\nConvert it to dates, for pandas by "
+                "pandas.to_datetime(column, format=...), and describe it as Date."
             )
 
 
 def _is_date(number: float) -> bool:
+    text = str(int(number))
     with contextlib.suppress(ValueError):
-        date = datetime.datetime.strptime(str(int(number)), "%Y%m%d")
-        return len(str(int(number))) == 8 and 1800 <= date.year <= 2200
+        # A month alone begins with its first day.
+        date = datetime.datetime.strptime((text + "01")[:8], "%Y%m%d")
+        return len(text) in _DATES and 1800 <= date.year <= 2200
     return False
 
 
