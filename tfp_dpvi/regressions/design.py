@@ -229,8 +229,8 @@ class Design:
                 )
             if is_read_otherwise(tree):
                 raise ValueError(
-                    "formula has -a ** b, a ** b ** c or a < b < c, which is not read as in Python: "
-                    "write parentheses, as in {-(a ** b)} and {(a < b) * (b < c)}."
+                    "formula has -a ** b, a ** b ** c or a < b < c, not read as in Python: write "
+                    "parentheses, as in {-(a ** b)} and {(a < b) * (b < c)}."
                 )
             return self._formulae.model_description(self.formula)
 
