@@ -349,6 +349,19 @@ def test_bad_descriptions(make, error, named):
         make()
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"type": "integer", "lower": 18, "upper": 90, "typical": [40, 100]},
+        {"type": "categorical", "categories": ["a", None]},
+    ],
+)
+def test_what_is_wrong_with_a_description_is_said_to_the_end(column):
+    """The second line, with what to do, was left out."""
+    with pytest.raises(ValueError, match=r"column 'age': .*(can have|missing=True).*\.$"):
+        Schema.from_dict({"age": column})
+
+
 def test_a_schema_is_reached_by_each_of_its_names():
     for module in (dpvi, dpvi.data, dpvi.synthetic):
         assert module.Schema is Schema

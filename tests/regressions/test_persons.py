@@ -89,7 +89,8 @@ def test_effects_and_scales_of_persons(family):
         ({"measured": ["age"]}, "protects persons"),
         ({"unit": None}, "'person', which the schema lacks"),
         ({"unit": "age", "formula": "y ~ age"}, "also a covariate"),
-        ({"formula": "y ~ age + (age | person)"}, "'person', which the schema lacks"),
+        ({"formula": "y ~ age + (age | person)"}, r"than \(1 \| person\), which alone"),
+        ({"formula": "y ~ age + (1 | person / ward)"}, r"than \(1 \| person\), which alone"),
     ],
 )
 def test_what_is_refused(settings, message):

@@ -37,6 +37,19 @@ def test_priors_are_wider_where_no_typical_values_are_declared():
     assert intercept == pytest.approx(np.sqrt(2.5**2 + 10.0**2 + 10.0**2))
 
 
+@pytest.mark.parametrize("family", ["poisson", "negative_binomial", "hurdle_poisson"])
+def test_a_fit_of_counts_starts_where_most_counts_are(family):
+    """From 100, of 0 to 200, most fits of visits of 0.8 a person ended in wide intervals."""
+    visits = {"type": "integer", "lower": 0, "upper": 200}
+    started = [
+        described("visits ~ male", family, {**SCHEMA, "visits": {**visits, **declared}})[1]
+        for declared in ({}, {"typical": [80, 20]})
+    ]
+    assert [parts.outcome.location for parts in started] == pytest.approx(
+        np.log([np.sqrt(201.0) - 1.0, 80.0])
+    )
+
+
 def test_priors_that_are_given_are_taken_as_they_are():
     _, parts = described(
         "custody ~ prev", "bernoulli", SCHEMA, {"prev": (0, 1), "Intercept": (1, 2)}

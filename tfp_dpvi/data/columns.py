@@ -214,8 +214,8 @@ class Numeric(Column):
             if values[1] ** 2 < below * above:
                 return values[0], values[1]
         raise ValueError(
-            f"typical={self.typical} must be a mean between {self.lower!r} and "
-            f"{self.upper!r}, and a\nstandard deviation that values between these can have."
+            f"typical={self.typical} must be a mean between {self.lower!r} and {self.upper!r}, and "
+            "a standard deviation that values between these can have."
         )
 
     @property
@@ -520,7 +520,7 @@ class Categorical(Column):
         if not all(isinstance(part, _PLAIN) and part == part for part in categories):
             raise ValueError(
                 f"categories={_described(self.categories)} has an entry that is missing, or no "
-                "string, number or bool, and that no file could hold:\nleave it out and pass "
+                "string, number or bool, and that no file could hold: leave it out and pass "
                 "missing=True, or convert the column, for pandas by column.astype(str)."
             )
         object.__setattr__(self, "categories", categories)

@@ -30,6 +30,7 @@ from tfp_dpvi.regressions.responses import (
     calls_of,
     comparisons_of,
     is_of_one_value,
+    is_read_otherwise,
     limit_of,
     response_of,
     trials_of,
@@ -222,12 +223,17 @@ class Design:
             parser = self._formulae.parser.Parser(
                 self._formulae.scanner.Scanner(self.formula).scan()
             )
-            parser.parse()
+            tree = parser.parse()
             if not parser.at_end():
                 # formulae would leave out what follows.
                 raise ValueError(
                     f"formula has {parser.peek().lexeme} where no term can go on: write arithmetic "
                     "and comparisons in braces, such as {x > 3}."
+                )
+            if is_read_otherwise(tree):
+                raise ValueError(
+                    "formula has -a ** b, a ** b ** c or a < b < c, not read as in Python: write "
+                    "parentheses, as in {-(a ** b)} and {(a < b) * (b < c)}."
                 )
             return self._formulae.model_description(self.formula)
 
@@ -722,7 +728,8 @@ def _errors(formula: str) -> Iterator[None]:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     except Exception as error:
-        is_ours = isinstance(error, ValueError) and "formula" in str(error)
+        # formulae's own may name its modules.
+        is_ours = isinstance(error, ValueError) and str(error).startswith("formula ")
         if is_ours and len(str(error).splitlines()) <= 2:
             raise
         if isinstance(error, AttributeError) and "callee" in str(error):

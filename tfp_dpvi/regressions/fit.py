@@ -383,6 +383,11 @@ def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
     check.text("unit", unit, "pass the name of a column")
     term = rf"\(\s*1\s*\|\s*`?{re.escape(unit)}`?\s*\)"
     fixed = re.sub(rf"\+\s*{term}|{term}\s*\+|{term}", "", formula)
+    if re.search(rf"\|[^)]*(?<!\w){re.escape(unit)}(?!\w)", fixed):
+        raise ValueError(
+            f"formula has other effects of persons, unit={unit!r}, than (1 | {unit}), which alone "
+            "can be fitted: leave them out."
+        )
     if fixed.rstrip().endswith("~"):
         fixed += " 1"
     return fixed.strip(), fixed != formula

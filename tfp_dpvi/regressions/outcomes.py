@@ -193,6 +193,15 @@ class _Counts(Family):
         """See `Family.fits`."""
         return isinstance(column, Integer) and column.lower >= 0
 
+    def typical(self, column: Numeric) -> float:
+        """See `Family.typical`: by default the geometric middle of the bounds, one added to each.
+
+        From 100, the other one of 0 to 200, few fits came down to counts of which most are 0 or 1.
+        """
+        if column.typical is not None:
+            return column.location
+        return math.sqrt((column.lower + 1.0) * (column.upper + 1.0)) - 1.0
+
     def outcome(self, column: Column, location: float, scale: float) -> Outcome:
         """See `Family.outcome`."""
         return super().outcome(column, max(location, 0.1), scale)

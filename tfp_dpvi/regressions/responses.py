@@ -277,6 +277,25 @@ def comparisons_of(calls: Sequence[Call]) -> list[tuple[Argument, Argument]]:
     return [part.args for part in parts if getattr(part, "symbol", "") in COMPARISONS]
 
 
+def is_read_otherwise(tree: Argument | list[Argument] | None) -> bool:
+    """Returns whether formulae reads operators in another order than Python does.
+
+    It would square -x in {-x ** 2}, and reads {a ** b ** c} from the left, as it does {a < b < c}.
+
+    Args:
+      tree: A formula, or a part of it, as formulae's parser returns it.
+    """
+    symbol, first = (_symbol(part) for part in (tree, getattr(tree, "left", None)))
+    is_first = (symbol == "**" and first) or (symbol in COMPARISONS and first in COMPARISONS)
+    parts = tree if isinstance(tree, list) else getattr(tree, "__dict__", {}).values()
+    return bool(is_first) or any(map(is_read_otherwise, parts))
+
+
+def _symbol(part: Argument | list[Argument] | None) -> str:
+    """Returns the operator of a part of a formula without parentheses, or ""."""
+    return str(getattr(getattr(part, "operator", None), "lexeme", ""))
+
+
 def _parts_of(calls: Sequence[Argument]) -> list[Any]:
     """Returns calls and all that is within them."""
     parts = list(calls)
