@@ -30,7 +30,7 @@ def checks(**rows):
     return ParameterChecks(NAMES, **{name: np.ones(3) for name in FIELDS} | rows)
 
 
-FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z", "extent", "pull", "pull_z")
+FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z", "extent", "pull", "pull_z", "tail")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ FIELDS = ("reaches", "narrowing", "width", "shift", "shift_z", "extent", "pull",
         ("narrowing", lib.MOST_NARROWING, "too narrow"),
         ("width", lib.MOST_WIDTH, "as wide as the prior"),
         ("extent", lib.MOST_EXTENT, "as far from the last steps"),
+        ("tail", lib.MOST_TAIL, "a few extreme public inputs"),
     ],
 )
 def test_each_check_warns_above_its_limit_and_names_the_parameters(name, limit, word):

@@ -41,7 +41,7 @@ FAILED = {
                 }
             ),
         )
-        for name in ("width", "extent")
+        for name in ("width", "extent", "tail")
     },
 }
 

@@ -20,7 +20,7 @@ from tfp_dpvi.calibrated.checks import (
     widths,
 )
 from tfp_dpvi.calibrated.conflict import pulls
-from tfp_dpvi.calibrated.diagonal import least_inputs, num_inputs
+from tfp_dpvi.calibrated.diagonal import MOST_DENSE, least_inputs, num_inputs
 from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -39,6 +39,8 @@ LOG = logging.getLogger("tfp_dpvi")
 NUM_STEPS = 160
 # Below, the first steps find no coordinates.
 LEAST_STEPS = 60
+# Of a parameter's variance, what a whitened coordinate has whose tail matters for it.
+_LEAST_PART = 0.2
 _NUM_DRAWS = 4096
 _HELP = "Pass public_inputs, or an optimizer to compile, such as DPKerasAdamOptimizer."
 
@@ -465,6 +467,14 @@ def _checks(
         to_phi.T @ information @ to_phi,
         without_far_draws(draws, coordinates.names).std(axis=0)[index],
     )
+    tail = unknown.copy()
+    middle = back @ curvatures.window.theta
+    if len(index) <= MOST_DENSE:
+        falls = scoring.likelihood.moments_at(middle, whitening).tails()
+        # Of a parameter's variance.
+        parts = np.square(whitening.T) * np.diag(in_phi.covariance)
+        matters = parts > _LEAST_PART * parts.sum(axis=1, keepdims=True)
+        tail[index] = np.max(np.where(matters, falls, 0.0), axis=1)
     parameters = ParameterChecks(
         coordinates.names,
         unknown,
@@ -474,5 +484,6 @@ def _checks(
         shift_z,
         extent,
         *pulled,
+        tail,
     )
     return checks.with_fit(excess, z, ranks, parameters)

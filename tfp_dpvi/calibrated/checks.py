@@ -32,6 +32,9 @@ MOST_CUT = 0.01
 CLEAR_CUT = 2.33
 # Of the range in which scores are linear.
 MOST_EXTENT = 1.0
+# Right public inputs have at most 1.31 in ten cells of the calibration study, and exponentials of
+# columns ten times as wide as the private ones from 2 on.
+MOST_TAIL = 1.75
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -348,6 +351,8 @@ class ParameterChecks:
       pull: By how many posterior standard deviations a normal prior moves the estimate, see
         `conflict.pulls`; NaN for other priors.
       pull_z: The same in standard deviations of what it moves estimates of its own draws.
+      tail: How many times the information falls without a few extreme public inputs, see
+        `SimulatedMoments.tails`.
     """
 
     names: Sequence[str]
@@ -359,9 +364,10 @@ class ParameterChecks:
     extent: np.ndarray
     pull: np.ndarray
     pull_z: np.ndarray
+    tail: np.ndarray
 
     def to_array(self) -> np.ndarray:
-        """Returns the diagnostics as one array of shape [8, D], to save."""
+        """Returns the diagnostics as one array of shape [9, D], to save."""
         return np.stack([getattr(self, name) for name in _ROWS])
 
     @classmethod
@@ -409,6 +415,7 @@ class ParameterChecks:
             (self.clear("shift"), MOST_SHIFT),
             (self.clear("pull"), MOST_PULL),
             (self.extent, MOST_EXTENT),
+            (self.tail, MOST_TAIL),
         )
         # False for NaN.
         return np.any([values > limit for values, limit in limits], axis=0)
@@ -442,6 +449,13 @@ class ParameterChecks:
                 f"the posterior of {beyond} times as far from the last steps as scores are linear "
                 "in parameters: the noise is too large for so few records, or training did not "
                 "converge; take a larger epsilon, or a prior nearer to the records"
+            )
+        extreme = self._over(self.tail, MOST_TAIL)
+        if extreme:
+            sentences.append(
+                f"the information of {extreme} times as large with a few extreme public inputs as "
+                f"without them (limit {MOST_TAIL:g}): if no record is like these, its intervals "
+                "are too narrow; pass public inputs whose tails resemble those of the private ones"
             )
         return sentences
 

@@ -200,7 +200,7 @@ class Calibrator:
         unknown = np.full(self._coordinates.num, math.nan)
         reaches = unknown.copy()
         reaches[self._index] = self._prior_scales[self._index] / reach
-        return ParameterChecks(self._coordinates.names, reaches, *[unknown] * 7)
+        return ParameterChecks(self._coordinates.names, reaches, *[unknown] * 8)
 
     def __call__(
         self, accumulated: dict[str, Structure], mechanism: Mechanism, reach: float = math.nan

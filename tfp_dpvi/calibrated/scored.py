@@ -192,6 +192,8 @@ class ScoredLikelihood:
             variance=float(sums["variance"]) / num,
             spread=spread,
             lengths=sums["lengths"],
+            row_slopes=sums["row_slopes"],
+            row_squares=sums["row_squares"],
         )
 
     def _sums_at(
@@ -303,6 +305,8 @@ class ScoredLikelihood:
         if weights is not None:
             lengths = centred.length / weights.weight
         return {
+            "row_slopes": tf.reduce_sum(tf.multiply(*centred.slope), axis=1),
+            "row_squares": tf.reduce_sum(tf.square(centred.rows), axis=1),
             "ranks_slope": tf.reduce_sum(scores.ranks_slope, axis=0),
             "squares": tf.reduce_sum(squares, axis=0),
             "fourth_powers": tf.reduce_sum(tf.square(squares), axis=0),

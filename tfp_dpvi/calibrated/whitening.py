@@ -63,6 +63,8 @@ _ROUNDING = 1e-6
 _RIDGE = 1e-3
 # Prior standard deviation of the logarithm of a parameter's scale, at public inputs over private.
 _SCALE_SD = 0.75
+# Of the matrix, what the most extreme public inputs have in the trial without them.
+_TAIL = 0.3
 # Of a prior's draws from its median, in standard deviations of a normal with its quartiles.
 _FARTHEST = 8.0
 
@@ -169,6 +171,8 @@ class SimulatedMoments:
       variance: The mean `|psi|^2`, of the simulated outcomes.
       spread: See `RecordWeights`.
       lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
+      row_slopes: The part of each record in the diagonal of `slope`, shape [n, d].
+      row_squares: The same of `matrix`, without weights.
     """
 
     information: np.ndarray
@@ -187,6 +191,32 @@ class SimulatedMoments:
     variance: float = math.nan
     spread: float = 1.0
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    row_slopes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 0]))
+    row_squares: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 0]))
+
+    def tails(self) -> np.ndarray:
+        """Returns how many times the slope falls, over the matrix, without a few of the records.
+
+        The matrix is released, and the slope is not: it is taken as many times as large as at
+        public inputs. Where a few of these have most of the slope, as exponentials of wide columns
+        have, that says nothing of private inputs without such records. Those are left out whose
+        slope is the most for what they have of the matrix, of which they have a share in all.
+
+        Returns:
+          About 1 or more for each whitened coordinate, shape [d].
+        """
+        falls = np.ones(self.row_slopes.shape[1])
+        for number, (slopes, squares) in enumerate(
+            zip(self.row_slopes.T, self.row_squares.T, strict=True)
+        ):
+            some = np.flatnonzero(squares > 0.0)
+            order = some[np.argsort(-slopes[some] / squares[some])]
+            total = np.cumsum(squares[order])
+            kept = order[total > _TAIL * total[-1]] if len(order) else order
+            rest = np.sum(slopes[kept]) / max(np.sum(squares[kept]), 1e-300)
+            if rest > 0.0:
+                falls[number] = np.sum(slopes) / np.sum(squares) / rest
+        return falls
 
 
 @dataclasses.dataclass(frozen=True)

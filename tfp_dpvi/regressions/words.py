@@ -62,6 +62,12 @@ _MEANINGS = (
         rf"from the last steps, as the method allows; {_LARGER}",
     ),
     (
+        r"the information of (.*) times as large with a few extreme public inputs as .*",
+        r"the information of \1 times as large with a few extreme ones of the schema's invented "
+        "records as without them: if no record is like these, its interval is too narrow; give "
+        "bounds and typical values that are nearer to the truth",
+    ),
+    (
         r"the posterior of (.*) times as wide as the prior.*",
         r"the interval of \1 times as wide as the prior's, which records rarely do: the fit has "
         "not settled, or family {family} does not fit; " + _LARGER + ", or {fit}",
