@@ -788,3 +788,22 @@ def test_without_noise_it_is_nearly_the_exact_posterior():
     away = (np.mean(draws["w"], axis=0) - least_squares) / exact
     assert np.abs(away).max() < 1.5
     assert model.caveats == ()
+
+
+def test_coordinates_that_cannot_be_formed_do_not_end_a_fit(monkeypatch):
+    """Its budget was spent; before the first step nothing is."""
+    arguments = in_units("normal", Units(), "float32")
+    fit = fits.Fits(*arguments)
+    called = []
+
+    def fail(*_, **__):
+        called.append(1)
+        raise ValueError("array must not contain infs or NaNs")
+
+    monkeypatch.setattr(fit.scoring, "_see_progress", fail)
+    posterior = fit.posterior(fit.run(*arguments[2:4], seed=1))
+    assert called
+    assert np.isfinite(posterior.mixture.mean).all()
+    monkeypatch.setattr(fit.scoring, "_begin", fail)
+    with pytest.raises(ValueError, match="array"):
+        fit.run(*arguments[2:4], seed=1)

@@ -311,7 +311,22 @@ class Scoring:
           num_steps: The number of steps that the fit plans.
           accumulated: The fit's accumulators.
           mechanism: The mechanism that releases.
+
+        Raises:
+          ValueError, np.linalg.LinAlgError: Public inputs give no coordinates at first.
         """
+        try:
+            self._prepare(step, num_steps, accumulated, mechanism)
+        except (ValueError, np.linalg.LinAlgError):
+            if not step:
+                raise
+            # Privacy was spent: the fit goes on as it was, and the posterior says what it knows.
+            self._go_back()
+
+    def _prepare(
+        self, step: int, num_steps: int, accumulated: dict[str, Structure], mechanism: Mechanism
+    ) -> None:
+        """See `advance`."""
         public = _first_step(_PUBLIC, num_steps)
         if step == 0:
             noise = _noise_of(mechanism) / math.sqrt(max(1.0, public / _NUM_REFRESHES))

@@ -314,6 +314,14 @@ def _of_parameters(checks: ParameterChecks) -> list[CheckRow]:
             "a prior that contradicts the records and moves the estimate",
             "a prior that few records or much noise cannot contradict",
         ),
+        _worst(
+            "tail",
+            checks.names,
+            checks.tail,
+            limits.MOST_TAIL,
+            "information that a few extreme public inputs have, and private ones may lack",
+            "public inputs of which many are too extreme: see mismatch",
+        ),
     ]
 
 
