@@ -188,6 +188,11 @@ class PlotsValidation(keras.callbacks.Callback):
         self.losses = self.model.history.history["val_loss"]
 
 
+class EndsOnValidation(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        self.last = logs["val_loss"]
+
+
 class Careful(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         if "loss" in logs:
@@ -415,6 +420,13 @@ CALLS = {
     ),
     "stop on what is validated at times": watched(
         lambda: call.EarlyStopping(), validation_freq=2, **PUBLIC
+    ),
+    "validation in the last epoch, read": watched(EndsOnValidation, validation_freq=[2], **PUBLIC),
+    "validation not in the last epoch, read": watched(
+        EndsOnValidation,
+        r"on_train_end reads logs\['val_loss'\], which the last epoch does not show: .*freq=1",
+        validation_freq=[1],
+        **PUBLIC,
     ),
     "validation at some epochs": dense(fit={**PUBLIC, "validation_freq": [2]}),
     # Inputs.

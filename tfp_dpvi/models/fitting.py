@@ -162,6 +162,7 @@ def try_callbacks(
         ),
         of_validation=[f"val_unsafe_{name}" if unsafe else f"val_{name}" for name in names],
         each_epoch=len(evaluated) == len(epochs),
+        last_epoch=epochs[-1] in evaluated,
         epochs=epochs,
         save=model.save,
     )

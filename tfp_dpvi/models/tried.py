@@ -50,6 +50,7 @@ def try_callbacks(
     of_steps: Collection[str],
     of_validation: Collection[str],
     each_epoch: bool,
+    last_epoch: bool,
     epochs: range,
     save: Callable[[str], None],
 ) -> None:
@@ -61,6 +62,7 @@ def try_callbacks(
       of_steps: The names that logs of steps have.
       of_validation: The names that logs of validation records have, none without them.
       each_epoch: Whether each epoch has those.
+      last_epoch: Whether the last one has them.
       epochs: The numbers of the fit's epochs.
       save: Writes the model to a path.
 
@@ -74,13 +76,15 @@ def try_callbacks(
     rate = learning_rate_variable(optimizer)
     # What logs of each epoch have: an epoch without its validation has the rest.
     always = shown if each_epoch else {*of_steps, *rates}
+    at_end = shown if last_epoch else always
     for callback in callbacks:
         kind = type(callback).__name__
         _refuse_other_arguments(callback)
         monitor = getattr(callback, "monitor", None)
         if isinstance(monitor, str) and _watches(callback) and monitor not in {*shown, *added}:
             raise ValueError(_never_shown(f"{kind}(monitor={monitor!r}) watches what", shown))
-        _refuse_missing_logs(callback, always | added, of_steps, shown | added)
+        known = {"epoch": always | added, "train": at_end | added, "batch": of_steps}
+        _refuse_missing_logs(callback, known, shown | added)
         if isinstance(callback, sets_rate) and not isinstance(rate, tf.Variable):
             raise ValueError(
                 f"callbacks: {kind} sets the learning rate, but optimizer has a schedule, "
@@ -167,35 +171,45 @@ def _texts(callback: Callback) -> set[str]:
 
 
 def _refuse_missing_logs(
-    callback: Callback, always: Collection[str], of_steps: Collection[str], shown: Collection[str]
+    callback: Callback, logs: dict[str, Collection[str]], shown: Collection[str]
 ) -> None:
     """Raises if a user's hook reads logs["loss"] or the like, which would end the fit there.
 
     Args:
       callback: The callback.
-      always: The names that logs of each epoch have.
-      of_steps: Those that logs of steps have.
-      shown: Those that logs of some epoch have.
+      logs: The names in the logs of each "epoch", of a "batch" and at the end of "train".
+      shown: Those of some epoch, which the history has at the end.
     """
     for hook, code in _functions(callback):
         if _catches(code):
             continue
-        arguments = code.co_varnames[: code.co_argcount]
-        names = {*arguments[-1:], "history"}
-        known = always if "epoch" in hook else shown if "train_end" in hook else of_steps
-        for key, stored in _subscripts(code, names):
-            if (
-                not stored
-                and key not in {*known, *_asked_for(code)}
-                and (key == "loss" or _looks_logged(key))
-            ):
-                what = f"{type(callback).__name__}.{hook} reads logs[{key!r}], which"
-                if "epoch" in hook and key in shown:
-                    raise ValueError(
-                        f"callbacks: {what} some epochs do not show: pass validation_freq=1, or "
-                        f"test first, as in `if {key!r} in logs`."
-                    )
-                raise ValueError(_never_shown(what, known))
+        kind = next((each for each in ("batch", "epoch") if each in hook), "train")
+        known = logs[kind]
+        argument = code.co_varnames[: code.co_argcount][-1:]
+        read = [(key, known) for key in _read(code, argument)]
+        past = shown if kind == "train" else known
+        read += [(key, past) for key in _read(code, ["history"])]
+        for key, names in read:
+            if key in names:
+                continue
+            what = f"{type(callback).__name__}.{hook} reads logs[{key!r}], which"
+            if kind != "batch" and key in shown:
+                where = "some epochs do" if kind == "epoch" else "the last epoch does"
+                raise ValueError(
+                    f"callbacks: {what} {where} not show: pass validation_freq=1, or "
+                    f"test first, as in `if {key!r} in logs`."
+                )
+            raise ValueError(_never_shown(what, names))
+
+
+def _read(code: types.CodeType, names: Collection[str]) -> list[str]:
+    """Returns the texts that look like logs and are read from variables, unless code asks first."""
+    asked = _asked_for(code)
+    return [
+        key
+        for key, stored in _subscripts(code, names)
+        if not stored and key not in asked and (key == "loss" or _looks_logged(key))
+    ]
 
 
 def _catches(code: types.CodeType) -> bool:
