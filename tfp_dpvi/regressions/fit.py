@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.schema import Described
+from tfp_dpvi.data.units import make_units
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
@@ -33,7 +34,7 @@ from tfp_dpvi.regressions.families import (
     likelihood,
     make_prior,
 )
-from tfp_dpvi.regressions.measured import measure
+from tfp_dpvi.regressions.measured import SHARES, Measurement, check_measured, undescribed
 from tfp_dpvi.regressions.outcomes import FAMILIES
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.result import Regression
@@ -65,8 +66,8 @@ def regression(
     missing: str | None = None,
     outside: str = "refuse",
     constants: Mapping[str, Any] | None = None,
-    measured: Sequence[str] = (),
-    share: float = 0.1,
+    measured: Sequence[str] | None = None,
+    share: float | None = None,
     num_records: int | None = None,
     seed: int | None = None,
     unit: str | None = None,
@@ -109,8 +110,9 @@ def regression(
       outside: "refuse", or "clip" for numbers outside of their bounds.
       constants: Public numbers or lists that the formula names, such as knots.
       measured: Columns whose typical values or shares are not public: these are released first, in
-        the same ledger, for `share` of epsilon and delta.
-      share: See `measured`.
+        the same ledger, for `share` of epsilon and delta. None for the numbers of which the schema
+        has bounds alone, if so many records can show them; () for no column.
+      share: See `measured`; None for as much as the number of records asks for, .02 to .3.
       num_records: The public number of records; by default the exact one is taken as public.
       seed: Makes the noise repeatable, and the result *not private*.
       unit: The column of persons, to protect persons with several rows instead of rows: integers
@@ -161,32 +163,22 @@ def regression(
     if isinstance(measured, str) or not isinstance(measured, Iterable | None):
         name = measured if isinstance(measured, str) else "age"
         raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
-    measured = tuple(dict.fromkeys(measured or ()))
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
-    persons = _persons(data, design, unit, max_rows_per_unit, measured)
+    persons = _persons(data, design, unit, max_rows_per_unit)
     settings = {**persons, **_weights(schema, weights, data, outside)}
     y = outcome_values(design, family, parts.outcome, data)
     if not len(y):
         raise ValueError("data has no rows: pass at least one record.")
     rows = design.rows(data)
     checked = _checked(design, checks, check_columns, data)
-    if measured:
-        # All else was checked: what comes spends privacy.
-        part = check.probability("share", share)
-        _check_left(ledger, epsilon, delta, part)
-        schema, ledger = measure(
-            design.schema,
-            measured,
-            data,
-            ledger,
-            epsilon=epsilon * part,
-            delta=delta * part,
-            num_records=num_records,
-            seed=seed,
-        )
-        design, parts = described(formula, family, schema, priors, unit, **described_by)
-        parts = dataclasses.replace(parts, measured=tuple(measured), share=part)
+    # All else was checked: what comes spends privacy.
+    budget = {"epsilon": epsilon, "delta": delta, "seed": seed, "num_records": num_records}
+    found = _measured(design, measured, share, data, ledger, persons, budget)
+    if found is not None:
+        ledger = found.ledger
+        design, parts = described(formula, family, found.schema, priors, unit, **described_by)
+        parts = dataclasses.replace(parts, measured=found.names, share=found.share)
         y = outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
     model = DPVI(
@@ -209,6 +201,74 @@ def regression(
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
     return result
+
+
+class _Measured(NamedTuple):
+    """Columns whose typical values were released, for which share, and what has them."""
+
+    names: tuple[str, ...]
+    share: float
+    schema: Schema
+    ledger: PrivacyLedger
+
+
+def _measured(
+    design: Design,
+    names: Sequence[str] | None,
+    share: float | None,
+    data: TableData,
+    ledger: PrivacyLedger | None,
+    persons: dict[str, Any],
+    budget: dict[str, Any],
+) -> _Measured | None:
+    """Releases typical values of columns, or of those of which bounds alone are known.
+
+    Args:
+      design: The design of the formula.
+      names: The columns, or None for the latter, if so many records can show them.
+      share: As in `regression`.
+      data: The records.
+      ledger: As in `regression`.
+      persons: What `_persons` returns.
+      budget: Epsilon, delta, seed and num_records of `regression`.
+
+    Returns:
+      None if no column is measured: nothing was released.
+    """
+    schema = design.schema
+    columns = tuple(dict.fromkeys(undescribed(schema) if names is None else names))
+    check_measured(schema, columns)
+    shares = SHARES if share is None else (check.probability("share", share),)
+    if not columns:
+        return None
+    arrays = schema.part(columns).arrays(data)
+    num_rows = len(arrays[columns[0]])
+    person = None
+    if persons:
+        # A person is counted as one row, chosen at random.
+        units = make_units(persons["unit_ids"], num_rows, 1, seed=budget["seed"])
+        arrays = {name: units.group_array(values) for name, values in arrays.items()}
+        num_rows, person = len(units.places), units.person
+    ledger = PrivacyLedger() if ledger is None else ledger
+    if budget["num_records"] is not None:
+        num_rows = check.count("num_records", budget["num_records"], 1)
+    measurement = Measurement.chosen(
+        schema,
+        columns,
+        ledger,
+        shares,
+        epsilon=budget["epsilon"],
+        delta=budget["delta"],
+        num_records=num_rows,
+        person=person,
+        seed=budget["seed"],
+    )
+    left = _left(ledger, budget["epsilon"], budget["delta"])
+    part = measurement.share
+    if names is None and not (measurement.can_show and left > part * budget["epsilon"]):
+        return None
+    _check_left(left, budget["epsilon"], part)
+    return _Measured(columns, part, measurement.release(arrays), ledger)
 
 
 def described(
@@ -301,9 +361,7 @@ def public_inputs(design: Design, parts: Parts) -> np.ndarray:
     return parts.inputs(design.rows(joined))
 
 
-def _persons(
-    data: TableData, design: Design, unit: str | None, most: int | None, measured: Sequence[str]
-) -> dict[str, Any]:
+def _persons(data: TableData, design: Design, unit: str | None, most: int | None) -> dict[str, Any]:
     """Returns the arguments of a fit that say whose rows are whose; none without persons."""
     if unit is None:
         if most is not None:
@@ -316,11 +374,6 @@ def _persons(
         raise ValueError(
             f"unit={unit!r} is also a covariate of the formula: use (1 | {unit}) for an intercept "
             "of each person."
-        )
-    if measured:
-        raise ValueError(
-            f"measured={list(measured)} releases values of rows, and unit={unit!r} protects "
-            "persons: declare typical values in the schema."
         )
     if most is None:
         raise ValueError(
@@ -357,14 +410,15 @@ def _weights(schema: Schema, name: str | None, data: TableData, outside: str) ->
     return {"sample_weight": values.astype(np.float32), "max_weight": float(column.upper)}
 
 
-def _check_left(ledger: PrivacyLedger | None, epsilon: float, delta: float, share: float) -> None:
-    spent = 0.0
-    if isinstance(ledger, PrivacyLedger) and ledger.num_releases:
-        spent = ledger.epsilon(delta)
-    if spent >= (1.0 - share) * epsilon:
+def _left(ledger: PrivacyLedger, epsilon: float, delta: float) -> float:
+    return epsilon - (ledger.epsilon(delta) if ledger.num_releases else 0.0)
+
+
+def _check_left(left: float, epsilon: float, share: float) -> None:
+    if left <= share * epsilon:
         raise ValueError(
-            f"epsilon={epsilon:g} is the total of the ledger, of which {spent:.3g} was spent: too "
-            "little is left to measure columns and to fit."
+            f"epsilon={epsilon:g} is the total of the ledger, of which {epsilon - left:.3g} was "
+            "spent: too little is left to measure columns and to fit."
         )
 
 

@@ -1,60 +1,65 @@
-"""Typical values and shares of columns, released from the records for a share of the budget."""
+"""Typical values and shares of columns, released from the records for a share of the budget.
+
+Numbers are counted in eighths of their bounds, in eighths of these, and so on. The mean of a column
+that varies over a hundredth of its bounds would be lost in noise as wide as these bounds; in which
+eighth most values lie is not, and each eighth shows the next ones.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfp_dpvi import _random
+from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
-from tfp_dpvi.data.columns import Numeric, converted
-from tfp_dpvi.preprocessing import PrivateStandardize
-from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
+from tfp_dpvi.privacy.plan import plan_counts
 
-if TYPE_CHECKING:
-    from tfp_dpvi.data.schema import TableData
-
+# Parts of each part, and how often bounds are parted.
+_PARTS = 8
+_DEPTH = 4
+# A part has values if its count is above so many standard deviations of the noise.
+_CLEAR = 3.0
+# The share of a budget is the least of these at which parts with this share of the records are
+# clear, or the largest one; and with the latter columns are measured unasked if half of the records
+# are.
+SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+_SEEN = 0.1
+_LEAST_SEEN = 0.5
 # A share of a level is at least this one over the number of levels: noise can make it negative.
 _LEAST_SHARE = 0.05
 # Typical values are so far from the bounds, over their distance, and deviations at most so many
 # times what values between these can have.
-_INSIDE = 0.005
+_INSIDE = 0.0005
 _MOST_SPREAD = 0.9
 
 
-def measure(
-    schema: Schema,
-    names: Sequence[str],
-    data: TableData,
-    ledger: PrivacyLedger | None,
-    *,
-    epsilon: float,
-    delta: float,
-    num_records: int | None = None,
-    seed: int | None = None,
-) -> tuple[Schema, PrivacyLedger]:
-    """Returns a schema with released typical values, and the ledger that was charged.
+def undescribed(schema: Schema) -> tuple[str, ...]:
+    """Returns the columns of numbers of which bounds alone are declared, and none is missing."""
+    return tuple(
+        name
+        for name, column in schema.columns.items()
+        if isinstance(column, Numeric) and column.typical is None and not column.missing
+    )
+
+
+def check_measured(schema: Schema, names: Sequence[str]) -> None:
+    """Raises unless columns can be measured.
 
     Args:
       schema: The description of the columns.
-      names: The columns to measure.
-      data: The records, whose values were checked.
-      ledger: The ledger, or None for one in memory.
-      epsilon: The release's epsilon.
-      delta: Its delta.
-      num_records: The public number of records.
-      seed: Makes the release repeatable and *not private*.
+      names: The columns.
 
     Raises:
-      ValueError: A column is not known, or may be missing; no privacy was spent.
-
-    #### Formal guarantee
-
-    One Gaussian mechanism, see `PrivateStandardize.adapt`; what follows is post-processing.
+      ValueError: A column is not known, or may be missing.
     """
-    names = [names] if isinstance(names, str) else list(names)
     if unknown := [name for name in names if name not in schema.columns]:
         raise ValueError(
             f"measured has {unknown}, which the formula does not use: it has "
@@ -64,58 +69,226 @@ def measure(
         raise ValueError(
             f"measured has {absent}, which may be missing: declare typical values in the schema."
         )
-    arrays = schema.part(names).arrays(data)
-    blocks = [_numbers(name, schema.columns[name], arrays[name]) for name in names]
-    ends = [_bounds(schema.columns[name]) for name in names]
-    lower, upper = (np.concatenate(side) for side in zip(*ends, strict=True))
-    ledger = PrivacyLedger() if ledger is None else ledger
-    layer = PrivateStandardize(lower, upper)
-    layer.adapt(
-        np.concatenate(blocks, axis=1),
-        epsilon=epsilon,
-        delta=delta,
-        ledger=ledger,
-        num_records=num_records,
-        seed=seed,
-    )
-    columns = dict(schema.columns)
-    first = 0
-    for name, block in zip(names, blocks, strict=True):
-        place = slice(first, first + block.shape[1])
-        columns[name] = _described(columns[name], layer.mean[place], layer.scale[place])
-        first += block.shape[1]
-    return Schema(columns), ledger
 
 
-def _numbers(name: str, column: Column, values: np.ndarray) -> np.ndarray:
-    """Returns what is averaged, [n, 1], or [n, levels] for categories."""
-    if isinstance(column, Numeric):
-        return converted(column.to_numbers, values)[0].astype(np.float64)[:, None]
-    codes = column.encode(name, values)
-    if isinstance(column, Binary):
-        return np.asarray(codes, np.float64)[:, None]
-    return np.eye(column.num_levels)[codes]
+class Measurement:
+    """A release of typical values and shares: one Gaussian mechanism, planned before it is made.
+
+    Args:
+      schema: The description of the columns.
+      names: The columns to measure.
+      ledger: The ledger.
+      share: The release's share of epsilon and delta, by its own cost alone.
+      epsilon: The epsilon of which it has a share.
+      delta: The delta.
+      num_records: The public number of records, or of persons.
+      person: What is public of a person, of whom one row is counted; None for records.
+      seed: Makes the release repeatable and *not private*.
+
+    Attributes:
+      share: The share.
+
+    #### Formal guarantee
+
+    A record adds a vector of non-negative numbers whose l2 norm is at most sqrt(columns): for each
+    column one count among the levels, or one for each parting, over the root of their number. See
+    `plan_counts`; what follows the release is post-processing.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        names: Sequence[str],
+        ledger: PrivacyLedger,
+        share: float,
+        *,
+        epsilon: float,
+        delta: float,
+        num_records: int,
+        person: PersonUnit | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.share = share
+        self._schema, self._names = schema, names
+        self._ledger, self._seed = ledger, seed
+        self._num_records = num_records
+        columns = "1 column" if len(names) == 1 else f"{len(names)} columns"
+        purpose = f"typical values of {columns}, by counts between public bounds"
+        (plan,) = plan_counts(
+            [(purpose, math.sqrt(len(names)), 1.0)],
+            epsilon=epsilon * share,
+            delta=delta * share,
+            neighboring_relation=ledger.neighboring_relation
+            or NeighboringRelation.ADD_OR_REMOVE_ONE,
+            num_records=num_records,
+        )
+        self._plan = plan.replace(randomness="secure" if seed is None else "", person=person)
+
+    @classmethod
+    def chosen(
+        cls,
+        schema: Schema,
+        names: Sequence[str],
+        ledger: PrivacyLedger,
+        shares: Sequence[float],
+        **settings: Any,
+    ) -> Measurement:
+        """Returns the release with the least share that shows enough, or with the largest.
+
+        Args:
+          schema: As in the class.
+          names: As in the class.
+          ledger: As in the class.
+          shares: Shares to choose from, increasing.
+          **settings: The other arguments of the class, which are public as these are.
+        """
+        planned = (cls(schema, names, ledger, share, **settings) for share in shares)
+        last = next(planned)
+        for release in itertools.chain([last], planned):
+            last = release
+            if release.seen < _SEEN:
+                break
+        return last
+
+    @property
+    def can_show(self) -> bool:
+        """Whether columns are worth being measured unasked."""
+        return self.seen < _LEAST_SEEN
+
+    @property
+    def seen(self) -> float:
+        """The least share of the records that is clear in one part."""
+        noise = math.sqrt(_DEPTH) * self._plan.deviation
+        return _CLEAR * noise / self._num_records
+
+    def release(self, arrays: dict[str, np.ndarray]) -> Schema:
+        """Returns the schema with released typical values, after charging the ledger.
+
+        Args:
+          arrays: The columns' values, which were checked, one for each record or person.
+        """
+        trees = [_Tree.of(self._schema.columns[name]) for name in self._names]
+        counts = [
+            tree.counts(name, self._schema.columns[name], arrays[name])
+            for name, tree in zip(self._names, trees, strict=True)
+        ]
+        deviation = self._plan.deviation
+        key = _random.noise_key(sum(map(len, counts)), self._seed)
+        with self._ledger.reserved(self._plan, seeded=self._seed is not None):
+            exact = [tf.constant(part, tf.float64) for part in counts]
+            noisy = _random.add_noise(key, exact, [deviation] * len(exact))
+        columns = dict(self._schema.columns)
+        for name, tree, part in zip(self._names, trees, noisy, strict=True):
+            columns[name] = tree.described(
+                columns[name], part.numpy(), deviation, self._num_records
+            )
+        return Schema(columns)
 
 
-def _bounds(column: Column) -> tuple[np.ndarray, np.ndarray]:
-    if isinstance(column, Numeric):
-        return np.array([float(column.lower)]), np.array([float(column.upper)])
-    num = 1 if isinstance(column, Binary) else column.num_levels
-    return np.zeros(num), np.ones(num)
+class _Tree(NamedTuple):
+    """The counts of a column: of its levels, or of parts of its bounds and of parts of these.
 
+    Attributes:
+      edges: The edges of the finest parts, float64 [leaves + 1]; None for levels.
+      depth: How often bounds are parted; 1 for levels.
+    """
 
-def _described(column: Column, mean: np.ndarray, scale: np.ndarray) -> Column:
-    """Returns a column with released means and standard deviations."""
-    if isinstance(column, Numeric):
+    edges: np.ndarray | None
+    depth: int
+
+    @classmethod
+    def of(cls, column: Column) -> _Tree:
+        """Returns the counts that a column needs."""
+        if not isinstance(column, Numeric):
+            return cls(None, 1)
+        edges = dataclasses.replace(column, bins=_PARTS**_DEPTH, spikes=()).edges
+        return cls(edges, max(1, math.ceil(math.log(len(edges) - 1, _PARTS) - 1e-9)))
+
+    def counts(self, name: str, column: Column, values: np.ndarray) -> np.ndarray:
+        """Returns the exact counts, *not private*, over the root of the depth."""
+        if self.edges is None:
+            num = 2 if isinstance(column, Binary) else column.num_levels
+            return np.bincount(column.encode(name, values), minlength=num).astype(np.float64)
+        assert isinstance(column, Numeric)
+        leaves = np.searchsorted(self.edges[1:-1], column.numbers_of(name, values), side="right")
+        parts = [
+            np.bincount(leaves // _PARTS ** (self.depth - level), minlength=_PARTS**level)
+            for level in range(1, self.depth + 1)
+        ]
+        return np.concatenate(parts) / math.sqrt(self.depth)
+
+    def described(
+        self, column: Column, noisy: np.ndarray, deviation: float, num_records: int
+    ) -> Column:
+        """Returns the column with typical values, or as it is where noise hides all of them.
+
+        Args:
+          column: The column.
+          noisy: Its noisy counts.
+          deviation: The standard deviation of their noise.
+          num_records: The public number of records.
+        """
+        if isinstance(column, Binary):
+            share = noisy[1] / max(noisy.sum(), 1.0)
+            kept = float(np.clip(share, _LEAST_SHARE / 2.0, 1.0 - _LEAST_SHARE / 2.0))
+            return dataclasses.replace(column, share=kept)
+        if isinstance(column, Categorical):
+            shares = np.maximum(noisy / max(noisy.sum(), 1.0), _LEAST_SHARE / len(noisy))
+            return dataclasses.replace(column, shares=(shares / shares.sum()).tolist())
+        assert isinstance(column, Numeric)
+        root = math.sqrt(self.depth)
+        levels = np.split(root * noisy, np.cumsum(_PARTS ** np.arange(1, self.depth)))
+        cells = self._cells(levels, root * deviation, num_records)
+        if not cells:
+            return column
+        ends, shares = np.array([cell[:2] for cell in cells]), np.array([cell[2] for cell in cells])
+        shares /= shares.sum()
+        centres = ends.mean(axis=1)
+        mean = float(shares @ centres)
         width = column.upper - column.lower
         inner = column.lower + _INSIDE * width, column.upper - _INSIDE * width
-        middle = float(np.clip(mean[0], *inner))
-        most = _MOST_SPREAD * np.sqrt((middle - column.lower) * (column.upper - middle))
-        return dataclasses.replace(column, typical=(middle, float(min(scale[0], most))))
-    if isinstance(column, Binary):
-        kept = float(np.clip(mean[0], _LEAST_SHARE / 2.0, 1.0 - _LEAST_SHARE / 2.0))
-        return dataclasses.replace(column, share=kept)
-    if not isinstance(column, Categorical):
-        raise TypeError(type(column))
-    shares = np.maximum(mean.astype(np.float64), _LEAST_SHARE / len(mean))
-    return dataclasses.replace(column, shares=(shares / shares.sum()).tolist())
+        middle = float(np.clip(mean, *inner))
+        # Values of a cell are taken as spread evenly.
+        spread = shares @ ((centres - mean) ** 2 + np.diff(ends, axis=1)[:, 0] ** 2 / 12.0)
+        most = _MOST_SPREAD * math.sqrt((middle - column.lower) * (column.upper - middle))
+        return dataclasses.replace(column, typical=(middle, min(math.sqrt(spread), most)))
+
+    def _ends(self, level: int, place: int) -> tuple[float, float]:
+        """Returns the ends of a part, on a level of which the finest is `depth`."""
+        assert self.edges is not None
+        last, width = len(self.edges) - 1, _PARTS ** (self.depth - level)
+        first, second = (self.edges[min(end * width, last)] for end in (place, place + 1))
+        return float(first), float(second)
+
+    def _cells(
+        self, levels: list[np.ndarray], noise: float, num_records: int
+    ) -> list[tuple[float, float, float]]:
+        """Returns the smallest parts that are seen to have values: their ends, and their counts.
+
+        What a part has beside its seen parts is in the other ones, if it is clear.
+
+        Args:
+          levels: Noisy counts, level by level.
+          noise: The standard deviation of each.
+          num_records: The public number of records.
+        """
+        cells: list[tuple[float, float, float]] = []
+        waiting = [(0, 0, float(num_records))]
+        while waiting:
+            level, place, own = waiting.pop()
+            inner = np.arange(_PARTS * place, _PARTS * (place + 1))
+            counts = levels[level][inner] if level < self.depth else np.zeros(0)
+            seen = counts > _CLEAR * noise
+            if not seen.any():
+                cells += [(*self._ends(level, place), own)] if level else []
+                continue
+            left = own - counts[seen].sum()
+            if left > _CLEAR * noise * math.sqrt(1.0 + seen.sum()):
+                ends = [self._ends(level + 1, part) for part in inner[~seen]]
+                real = [pair for pair in ends if pair[0] < pair[1]]
+                cells += [(*pair, left / len(real)) for pair in real]
+            waiting += [
+                (level + 1, int(part), float(num))
+                for part, num in zip(inner[seen], counts[seen], strict=True)
+            ]
+        return cells
