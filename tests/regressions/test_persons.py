@@ -86,7 +86,6 @@ def test_effects_and_scales_of_persons(family):
         ({"max_rows_per_unit": None}, "max_rows_per_unit"),
         ({"unit": None, "formula": "y ~ age"}, "max_rows_per_unit=6 needs unit="),
         ({"max_rows_per_unit": None}, "needs max_rows_per_unit=: the public"),
-        ({"measured": ["age"]}, "protects persons"),
         ({"unit": None}, "'person', which the schema lacks"),
         ({"unit": "age", "formula": "y ~ age"}, "also a covariate"),
         ({"formula": "y ~ age + (age | person)"}, r"than \(1 \| person\), which alone"),

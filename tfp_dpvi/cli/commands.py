@@ -64,7 +64,10 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--unit", help="the column of persons, to protect these instead of rows")
     parser.add_argument("--max-rows-per-unit", type=int, metavar="M", help="rows of a person used")
     parser.add_argument(
-        "--measured", nargs="+", default=[], metavar="COLUMN", help="release typical values first"
+        "--measured",
+        nargs="*",
+        metavar="COLUMN",
+        help="release typical values of these first, or of none; by default of those without any",
     )
     _add_output(parser)
 

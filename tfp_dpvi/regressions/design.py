@@ -473,7 +473,7 @@ class Design:
         self.scale = np.where(is_dummy | (deviations <= 0.0), 1.0, deviations)
         centre = ~is_dummy & self.has_intercept
         self.location = np.where(centre, reference.mean(axis=0), 0.0)
-        wide = [name for name in records if _is_wide(self.schema.columns[name])]
+        wide = [name for name in records if is_wide(self.schema.columns[name])]
         changed = [self.rows({**records, name: records[name][::-1]}).common for name in wide]
         are_changed = [np.any(other != reference, axis=0) & ~is_dummy for other in changed]
         self.wide = np.array(are_changed).reshape(len(wide), reference.shape[1])
@@ -512,7 +512,7 @@ class Design:
         records = self.schema.simulate(num, seed)
         generator = np.random.default_rng([seed, 1])
         for name, column in self.schema.columns.items():
-            if near and _is_wide(column):
+            if near and is_wide(column):
                 records[name] = _moved_near(column, records[name], generator)
         for name in self._incomplete:
             records[name] = records[name].astype(object)
@@ -755,7 +755,7 @@ def _private(formula: str) -> Iterator[None]:
         ) from None
 
 
-def _is_wide(column: Column) -> TypeGuard[Numeric]:
+def is_wide(column: Column) -> TypeGuard[Numeric]:
     """Returns whether bounds alone are known of a column of numbers, perhaps much too wide ones."""
     return isinstance(column, Numeric) and column.typical is None
 

@@ -34,7 +34,13 @@ from tfp_dpvi.regressions.families import (
     likelihood,
     make_prior,
 )
-from tfp_dpvi.regressions.measured import SHARES, Measurement, check_measured, undescribed
+from tfp_dpvi.regressions.measured import (
+    SHARES,
+    Measurement,
+    Terms,
+    check_measured,
+    undescribed,
+)
 from tfp_dpvi.regressions.outcomes import FAMILIES
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.result import Regression
@@ -173,8 +179,8 @@ def regression(
     rows = design.rows(data)
     checked = _checked(design, checks, check_columns, data)
     # All else was checked: what comes spends privacy.
-    budget = {"epsilon": epsilon, "delta": delta, "seed": seed, "num_records": num_records}
-    found = _measured(design, measured, share, data, ledger, persons, budget)
+    terms = Terms(epsilon, delta, num_records or 0, seed=seed)
+    found = _measured(design, measured, share, data, ledger, persons, terms)
     if found is not None:
         ledger = found.ledger
         design, parts = described(formula, family, found.schema, priors, unit, **described_by)
@@ -219,7 +225,7 @@ def _measured(
     data: TableData,
     ledger: PrivacyLedger | None,
     persons: dict[str, Any],
-    budget: dict[str, Any],
+    terms: Terms,
 ) -> _Measured | None:
     """Releases typical values of columns, or of those of which bounds alone are known.
 
@@ -230,7 +236,7 @@ def _measured(
       data: The records.
       ledger: As in `regression`.
       persons: What `_persons` returns.
-      budget: Epsilon, delta, seed and num_records of `regression`.
+      terms: Those of the whole regression; 0 records for the exact number.
 
     Returns:
       None if no column is measured: nothing was released.
@@ -246,29 +252,22 @@ def _measured(
     person = None
     if persons:
         # A person is counted as one row, chosen at random.
-        units = make_units(persons["unit_ids"], num_rows, 1, seed=budget["seed"])
+        units = make_units(persons["unit_ids"], num_rows, 1, seed=terms.seed)
         arrays = {name: units.group_array(values) for name, values in arrays.items()}
         num_rows, person = len(units.places), units.person
     ledger = PrivacyLedger() if ledger is None else ledger
-    if budget["num_records"] is not None:
-        num_rows = check.count("num_records", budget["num_records"], 1)
-    measurement = Measurement.chosen(
-        schema,
-        columns,
-        ledger,
-        shares,
-        epsilon=budget["epsilon"],
-        delta=budget["delta"],
-        num_records=num_rows,
-        person=person,
-        seed=budget["seed"],
-    )
-    left = _left(ledger, budget["epsilon"], budget["delta"])
-    part = measurement.share
-    if names is None and not (measurement.can_show and left > part * budget["epsilon"]):
+    terms = terms._replace(num_records=terms.num_records or num_rows, person=person)
+    measurement = Measurement.chosen(schema, columns, ledger, shares, terms)
+    spent = ledger.epsilon(terms.delta) if ledger.num_releases else 0.0
+    is_left = spent < (1.0 - measurement.share) * terms.epsilon
+    if names is None and not (measurement.can_show and is_left):
         return None
-    _check_left(left, budget["epsilon"], part)
-    return _Measured(columns, part, measurement.release(arrays), ledger)
+    if not is_left:
+        raise ValueError(
+            f"epsilon={terms.epsilon:g} is the total of the ledger, of which {spent:.3g} was "
+            "spent: too little is left to measure columns and to fit."
+        )
+    return _Measured(columns, measurement.share, measurement.release(arrays), ledger)
 
 
 def described(
@@ -408,18 +407,6 @@ def _weights(schema: Schema, name: str | None, data: TableData, outside: str) ->
         )
     values = numbers_within(schema, name, data, outside)
     return {"sample_weight": values.astype(np.float32), "max_weight": float(column.upper)}
-
-
-def _left(ledger: PrivacyLedger, epsilon: float, delta: float) -> float:
-    return epsilon - (ledger.epsilon(delta) if ledger.num_releases else 0.0)
-
-
-def _check_left(left: float, epsilon: float, share: float) -> None:
-    if left <= share * epsilon:
-        raise ValueError(
-            f"epsilon={epsilon:g} is the total of the ledger, of which {epsilon - left:.3g} was "
-            "spent: too little is left to measure columns and to fit."
-        )
 
 
 def _check_size(parts: Parts) -> None:

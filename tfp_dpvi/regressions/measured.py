@@ -8,12 +8,12 @@ eighth most values lie is not, and each eighth shows the next ones.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
@@ -26,12 +26,12 @@ from tfp_dpvi.privacy.plan import plan_counts
 _PARTS = 8
 _DEPTH = 4
 # A part has values if its count is above so many standard deviations of the noise.
-_CLEAR = 3.0
+_CLEAR = 4.0
 # The share of a budget is the least of these at which parts with this share of the records are
 # clear, or the largest one; and with the latter columns are measured unasked if half of the records
 # are.
 SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
-_SEEN = 0.1
+_SEEN = 0.13
 _LEAST_SEEN = 0.5
 # A share of a level is at least this one over the number of levels: noise can make it negative.
 _LEAST_SHARE = 0.05
@@ -39,6 +39,8 @@ _LEAST_SHARE = 0.05
 # times what values between these can have.
 _INSIDE = 0.0005
 _MOST_SPREAD = 0.9
+# The share of the records in the parts that are seen, as far as noise lets it be known.
+_VISIBLE = (0.5, 0.99)
 
 
 def undescribed(schema: Schema) -> tuple[str, ...]:
@@ -71,6 +73,24 @@ def check_measured(schema: Schema, names: Sequence[str]) -> None:
         )
 
 
+class Terms(NamedTuple):
+    """Public values for which a release of typical values is planned.
+
+    Attributes:
+      epsilon: The epsilon of which it takes a share.
+      delta: The delta.
+      num_records: The public number of records, or of persons.
+      person: What is public of a person, of whom one row is counted; None for records.
+      seed: Makes the release repeatable and *not private*.
+    """
+
+    epsilon: float
+    delta: float
+    num_records: int
+    person: PersonUnit | None = None
+    seed: int | None = None
+
+
 class Measurement:
     """A release of typical values and shares: one Gaussian mechanism, planned before it is made.
 
@@ -79,14 +99,11 @@ class Measurement:
       names: The columns to measure.
       ledger: The ledger.
       share: The release's share of epsilon and delta, by its own cost alone.
-      epsilon: The epsilon of which it has a share.
-      delta: The delta.
-      num_records: The public number of records, or of persons.
-      person: What is public of a person, of whom one row is counted; None for records.
-      seed: Makes the release repeatable and *not private*.
+      terms: What it is planned for.
 
     Attributes:
       share: The share.
+      ledger: The ledger.
 
     #### Formal guarantee
 
@@ -101,28 +118,24 @@ class Measurement:
         names: Sequence[str],
         ledger: PrivacyLedger,
         share: float,
-        *,
-        epsilon: float,
-        delta: float,
-        num_records: int,
-        person: PersonUnit | None = None,
-        seed: int | None = None,
+        terms: Terms,
     ) -> None:
         self.share = share
+        self.ledger = ledger
         self._schema, self._names = schema, names
-        self._ledger, self._seed = ledger, seed
-        self._num_records = num_records
+        self._terms = terms
         columns = "1 column" if len(names) == 1 else f"{len(names)} columns"
         purpose = f"typical values of {columns}, by counts between public bounds"
         (plan,) = plan_counts(
             [(purpose, math.sqrt(len(names)), 1.0)],
-            epsilon=epsilon * share,
-            delta=delta * share,
+            epsilon=terms.epsilon * share,
+            delta=terms.delta * share,
             neighboring_relation=ledger.neighboring_relation
             or NeighboringRelation.ADD_OR_REMOVE_ONE,
-            num_records=num_records,
+            num_records=terms.num_records,
         )
-        self._plan = plan.replace(randomness="secure" if seed is None else "", person=person)
+        randomness = "secure" if terms.seed is None else ""
+        self._plan = plan.replace(randomness=randomness, person=terms.person)
 
     @classmethod
     def chosen(
@@ -131,7 +144,7 @@ class Measurement:
         names: Sequence[str],
         ledger: PrivacyLedger,
         shares: Sequence[float],
-        **settings: Any,
+        terms: Terms,
     ) -> Measurement:
         """Returns the release with the least share that shows enough, or with the largest.
 
@@ -140,26 +153,29 @@ class Measurement:
           names: As in the class.
           ledger: As in the class.
           shares: Shares to choose from, increasing.
-          **settings: The other arguments of the class, which are public as these are.
+          terms: As in the class.
         """
-        planned = (cls(schema, names, ledger, share, **settings) for share in shares)
-        last = next(planned)
-        for release in itertools.chain([last], planned):
-            last = release
+        for share in shares:
+            release = cls(schema, names, ledger, share, terms)
             if release.seen < _SEEN:
                 break
-        return last
+        return release
+
+    def charge(self) -> None:
+        """Charges the ledger, as `release` does before it draws noise."""
+        with self.ledger.reserved(self._plan, seeded=self._terms.seed is not None):
+            pass
 
     @property
     def can_show(self) -> bool:
-        """Whether columns are worth being measured unasked."""
+        """True if columns are worth being measured unasked."""
         return self.seen < _LEAST_SEEN
 
     @property
     def seen(self) -> float:
         """The least share of the records that is clear in one part."""
         noise = math.sqrt(_DEPTH) * self._plan.deviation
-        return _CLEAR * noise / self._num_records
+        return _CLEAR * noise / self._terms.num_records
 
     def release(self, arrays: dict[str, np.ndarray]) -> Schema:
         """Returns the schema with released typical values, after charging the ledger.
@@ -173,43 +189,50 @@ class Measurement:
             for name, tree in zip(self._names, trees, strict=True)
         ]
         deviation = self._plan.deviation
-        key = _random.noise_key(sum(map(len, counts)), self._seed)
-        with self._ledger.reserved(self._plan, seeded=self._seed is not None):
-            exact = [tf.constant(part, tf.float64) for part in counts]
-            noisy = _random.add_noise(key, exact, [deviation] * len(exact))
+        key = _random.noise_key(sum(map(len, counts)), self._terms.seed)
+        exact = [tf.constant(part, tf.float64) for part in counts]
+        self.charge()
+        noisy = _random.add_noise(key, exact, [deviation] * len(exact))
         columns = dict(self._schema.columns)
         for name, tree, part in zip(self._names, trees, noisy, strict=True):
             columns[name] = tree.described(
-                columns[name], part.numpy(), deviation, self._num_records
+                columns[name], part.numpy(), deviation, self._terms.num_records
             )
         return Schema(columns)
+
+
+class _Cell(NamedTuple):
+    """A part of the bounds, by the level and its place there, and how many records it has."""
+
+    level: int
+    place: int
+    num: float
 
 
 class _Tree(NamedTuple):
     """The counts of a column: of its levels, or of parts of its bounds and of parts of these.
 
     Attributes:
-      edges: The edges of the finest parts, float64 [leaves + 1]; None for levels.
+      edges: The edges of the finest parts, float64 [leaves + 1]; empty for levels.
       depth: How often bounds are parted; 1 for levels.
     """
 
-    edges: np.ndarray | None
+    edges: np.ndarray
     depth: int
 
     @classmethod
     def of(cls, column: Column) -> _Tree:
         """Returns the counts that a column needs."""
         if not isinstance(column, Numeric):
-            return cls(None, 1)
+            return cls(np.zeros(0), 1)
         edges = dataclasses.replace(column, bins=_PARTS**_DEPTH, spikes=()).edges
         return cls(edges, max(1, math.ceil(math.log(len(edges) - 1, _PARTS) - 1e-9)))
 
     def counts(self, name: str, column: Column, values: np.ndarray) -> np.ndarray:
         """Returns the exact counts, *not private*, over the root of the depth."""
-        if self.edges is None:
+        if not isinstance(column, Numeric):
             num = 2 if isinstance(column, Binary) else column.num_levels
             return np.bincount(column.encode(name, values), minlength=num).astype(np.float64)
-        assert isinstance(column, Numeric)
         leaves = np.searchsorted(self.edges[1:-1], column.numbers_of(name, values), side="right")
         parts = [
             np.bincount(leaves // _PARTS ** (self.depth - level), minlength=_PARTS**level)
@@ -239,9 +262,11 @@ class _Tree(NamedTuple):
         root = math.sqrt(self.depth)
         levels = np.split(root * noisy, np.cumsum(_PARTS ** np.arange(1, self.depth)))
         cells = self._cells(levels, root * deviation, num_records)
-        if not cells:
+        if not cells or self._is_spike(cells, root * deviation, num_records):
             return column
-        ends, shares = np.array([cell[:2] for cell in cells]), np.array([cell[2] for cell in cells])
+        ends = np.array([self._ends(cell.level, cell.place) for cell in cells])
+        shares = np.array([cell.num for cell in cells])
+        seen = float(np.clip(shares.sum() / num_records, *_VISIBLE))
         shares /= shares.sum()
         centres = ends.mean(axis=1)
         mean = float(shares @ centres)
@@ -250,20 +275,26 @@ class _Tree(NamedTuple):
         middle = float(np.clip(mean, *inner))
         # Values of a cell are taken as spread evenly.
         spread = shares @ ((centres - mean) ** 2 + np.diff(ends, axis=1)[:, 0] ** 2 / 12.0)
+        # What noise hides lies in the tails, as of a normal distribution whose middle is seen.
+        edge = stats.norm.ppf((1.0 + seen) / 2.0)
+        spread /= 1.0 - 2.0 * edge * stats.norm.pdf(edge) / seen
         most = _MOST_SPREAD * math.sqrt((middle - column.lower) * (column.upper - middle))
         return dataclasses.replace(column, typical=(middle, min(math.sqrt(spread), most)))
 
     def _ends(self, level: int, place: int) -> tuple[float, float]:
         """Returns the ends of a part, on a level of which the finest is `depth`."""
-        assert self.edges is not None
-        last, width = len(self.edges) - 1, _PARTS ** (self.depth - level)
-        first, second = (self.edges[min(end * width, last)] for end in (place, place + 1))
+        width = _PARTS ** (self.depth - level)
+        ends = np.minimum([place * width, (place + 1) * width], len(self.edges) - 1)
+        first, second = self.edges[ends]
         return float(first), float(second)
 
-    def _cells(
-        self, levels: list[np.ndarray], noise: float, num_records: int
-    ) -> list[tuple[float, float, float]]:
-        """Returns the smallest parts that are seen to have values: their ends, and their counts.
+    def _is_spike(self, cells: list[_Cell], noise: float, num_records: int) -> bool:
+        """Returns whether one finest part alone is seen, beside which others may be anywhere."""
+        single = len(cells) == 1 and cells[0].level == self.depth
+        return single and cells[0].num < num_records - noise
+
+    def _cells(self, levels: list[np.ndarray], noise: float, num_records: int) -> list[_Cell]:
+        """Returns the smallest parts that are seen to have values.
 
         What a part has beside its seen parts is in the other ones, if it is clear.
 
@@ -272,23 +303,23 @@ class _Tree(NamedTuple):
           noise: The standard deviation of each.
           num_records: The public number of records.
         """
-        cells: list[tuple[float, float, float]] = []
-        waiting = [(0, 0, float(num_records))]
+        cells: list[_Cell] = []
+        waiting = [_Cell(0, 0, float(num_records))]
         while waiting:
-            level, place, own = waiting.pop()
+            part = waiting.pop()
+            level, place = part.level, part.place
             inner = np.arange(_PARTS * place, _PARTS * (place + 1))
             counts = levels[level][inner] if level < self.depth else np.zeros(0)
             seen = counts > _CLEAR * noise
             if not seen.any():
-                cells += [(*self._ends(level, place), own)] if level else []
+                cells += [part] if level else []
                 continue
-            left = own - counts[seen].sum()
+            left = part.num - counts[seen].sum()
             if left > _CLEAR * noise * math.sqrt(1.0 + seen.sum()):
-                ends = [self._ends(level + 1, part) for part in inner[~seen]]
-                real = [pair for pair in ends if pair[0] < pair[1]]
-                cells += [(*pair, left / len(real)) for pair in real]
+                others = [int(each) for each in inner[~seen] if np.ptp(self._ends(level + 1, each))]
+                cells += [_Cell(level + 1, each, left / len(others)) for each in others]
             waiting += [
-                (level + 1, int(part), float(num))
-                for part, num in zip(inner[seen], counts[seen], strict=True)
+                _Cell(level + 1, int(each), float(num))
+                for each, num in zip(inner[seen], counts[seen], strict=True)
             ]
         return cells

@@ -25,7 +25,7 @@ from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
-from tfp_dpvi.regressions.design import Design, Rows
+from tfp_dpvi.regressions.design import Design, Rows, is_wide
 from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels, standard_intercepts
 from tfp_dpvi.regressions.outcomes import Outcome, predicted
 from tfp_dpvi.regressions.parts import Parts
@@ -252,6 +252,8 @@ class Regression:
         """Returns the line of a column's description; what was measured was not declared."""
         if name not in self.parts.measured:
             return line
+        if is_wide(self.design.schema.columns[name]):
+            return line + " (a release from the records showed no more)"
         return re.sub(r" \((shares )?declared\)", "", line) + " (released from the records)"
 
     def _described(self) -> list[str]:

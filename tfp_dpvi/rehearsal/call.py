@@ -264,7 +264,10 @@ class _Fits:
         num = plan.num * len(plan.epsilon)
         self._fits = Replicates(self._method, num_draws=_NUM_DRAWS, use_xla=num >= _WORTH_XLA)
         self._mechanisms = {
-            epsilon: self._method.priced(epsilon, plan.delta) for epsilon in plan.epsilon
+            epsilon: self._method.priced(
+                epsilon, plan.delta, subject.ledger(num_records, epsilon, plan.delta)
+            )
+            for epsilon in plan.epsilon
         }
 
     def rows(self, number: int, epsilons: list[float]) -> Iterator[tuple[float, Row]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,9 +17,11 @@ from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
+from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, undescribed
 from tfp_dpvi.regressions.outcomes import TYPICAL
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.words import in_own_words
@@ -113,7 +117,12 @@ def rehearse_regression(
     A function of its arguments, which are public.
     """
     settings: dict[str, Any] = {"missing": missing, "outside": outside, "constants": constants}
+    plan = RehearsalPlan.checked(num_records, epsilon, delta, num=num, level=level, seed=seed)
     design, parts = described(formula, family, schema, priors, None, **settings)
+    before = _Before(design.schema, plan)
+    if before.is_made:
+        schema = before.schema
+        design, parts = described(formula, family, schema, priors, None, **settings)
     prior = make_prior(**parts.prior)
     model = BayesianModel(prior, functools.partial(likelihood, **parts.likelihood))
     draw = Truth(prior, None if truth is None else _on_model_scale(truth, design, parts))
@@ -143,9 +152,57 @@ def rehearse_regression(
         in_words=functools.partial(
             in_own_words, family=family, names=inner, is_censored=design.limit is not None
         ),
+        ledger=before.ledger,
     )
-    plan = RehearsalPlan.checked(num_records, epsilon, delta, num=num, level=level, seed=seed)
     return run(subject, plan, path, verbose)
+
+
+class _Before:
+    """The release of typical values before a fit, of columns of which bounds alone are known.
+
+    Args:
+      schema: The description of the columns.
+      plan: The settings.
+
+    Attributes:
+      is_made: Whether it is made for each number of records and epsilon.
+    """
+
+    def __init__(self, schema: Schema, plan: RehearsalPlan) -> None:
+        self._schema, self._columns = schema, undescribed(schema)
+        cells = itertools.product(plan.num_records, plan.epsilon)
+        self.is_made = bool(self._columns) and all(
+            self._measurement(PrivacyLedger(), *cell, plan.delta).can_show for cell in cells
+        )
+
+    def ledger(self, num_records: int, epsilon: float, delta: float) -> PrivacyLedger:
+        """Returns a ledger with what is released before a fit.
+
+        Args:
+          num_records: The number of records.
+          epsilon: The epsilon of both.
+          delta: Its delta.
+        """
+        ledger = PrivacyLedger()
+        if self.is_made:
+            self._measurement(ledger, num_records, epsilon, delta).charge()
+        return ledger
+
+    @property
+    def schema(self) -> Schema:
+        """The schema with typical values of all numbers, which are those of invented records."""
+        columns = dict(self._schema.columns)
+        for name in self._columns:
+            column = columns[name]
+            assert isinstance(column, Numeric)
+            columns[name] = dataclasses.replace(column, typical=(column.location, column.deviation))
+        return Schema(columns)
+
+    def _measurement(
+        self, ledger: PrivacyLedger, num_records: int, epsilon: float, delta: float
+    ) -> Measurement:
+        terms = Terms(epsilon, delta, num_records)
+        return Measurement.chosen(self._schema, self._columns, ledger, SHARES, terms)
 
 
 def _names_in_units(design: Design, parts: Parts) -> tuple[str, ...]:

@@ -86,15 +86,19 @@ class Method:
     advance: Callable[[int, Released, Mechanism], None] = lambda step, released, mechanism: None
     settings: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def priced(self, epsilon: float, delta: float) -> Mechanism:
+    def priced(
+        self, epsilon: float, delta: float, ledger: PrivacyLedger | None = None
+    ) -> Mechanism:
         """Returns the mechanism with the noise of a first fit within a budget.
 
         Args:
           epsilon: The budget of a fit.
           delta: Its delta.
+          ledger: What the budget was spent for before; None for nothing.
         """
+        ledger = PrivacyLedger() if ledger is None else ledger
         return self.mechanism.calibrated(
-            PrivacyLedger(), epsilon=epsilon, delta=delta, num_releases=self.num_steps
+            ledger, epsilon=epsilon, delta=delta, num_releases=self.num_steps
         )
 
 

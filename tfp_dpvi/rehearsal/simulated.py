@@ -13,6 +13,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure, tf, tfd
 from tfp_dpvi.bayes.coordinates import entry_names
 from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.privacy import PrivacyLedger
 
 Inputs = Callable[[int, int], Structure]
 """`inputs(num, seed)` returns the inputs of some records, a structure of arrays."""
@@ -52,6 +53,7 @@ class Subject:
       bounds: The ends of the outcomes that records can have, or None.
       clips: Whether outcomes beyond these are clipped, or counted.
       in_words: Returns a warning in the user's words.
+      ledger: `ledger(num_records, epsilon, delta)` returns what is released before a fit.
     """
 
     model: BayesianModel
@@ -65,6 +67,7 @@ class Subject:
     bounds: tuple[float, float] | None = None
     clips: bool = False
     in_words: Callable[[str], str] = str
+    ledger: Callable[[int, float, float], PrivacyLedger] = lambda *cell: PrivacyLedger()
 
     def simulate(self, num_records: int, seed: int, number: int) -> DataSet:
         """Returns a data set.
