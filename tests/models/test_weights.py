@@ -258,6 +258,9 @@ def test_a_weight_of_persons_is_that_of_all_their_rows():
         ([1.0] * 12, {"max_weight": 0.0}, "max_weight=0.0"),
         ([1.0] * 12, {"max_weight": np.inf}, "max_weight=inf"),
         ([1.0] * 12, {"max_weight": "all"}, "max_weight='all'"),
+        ([1.0] * 12, {"max_weight": 1e40}, "max_weight=1e[+]40 is beyond"),
+        ([1e-45] * 12, {"max_weight": 1e-45}, "max_weight=1e-45 is beyond"),
+        ([0.0] * 12, {"max_weight": 2.0}, "sample_weight is 0 for all records"),
         ([1.0] * 5, {"max_weight": 2.0}, "one weight for each record"),
         (
             [*np.linspace(1.0, 2.0, 12)],
