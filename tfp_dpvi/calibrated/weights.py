@@ -103,16 +103,22 @@ class WeightSums(BlockSums):
     noise_ratio = math.sqrt(_NOISE)
     sensitivity = Sensitivity(2.0, 2.0)
 
+    def sum_of(self, per_example: PerExample) -> tf.Tensor:
+        """See `JointRelease`."""
+        numbers = numbers_of(extra_of(per_example, "share"), extra_of(per_example, "length"))
+        # One after another: records whose numbers lie side by side take longer to make and to sum.
+        return tf.stack([tf.reduce_sum(tf.cast(number, tf.float64)) for number in numbers])
 
-def numbers_of(share: tf.Tensor, length: tf.Tensor) -> tf.Tensor:
-    """Returns what `WeightSums` sums, shape [n, 4].
+
+def numbers_of(share: tf.Tensor, length: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what `WeightSums` sums, four of shape [n].
 
     Args:
       share: Weights over the largest one, shape [n].
       length: The norms of weighted scores over the clip, shape [n].
     """
     cut = tf.clip_by_value((length - 1.0) / _MOST_EXCESS, 0.0, 1.0)
-    return tf.stack([share, tf.square(share), cut, tf.minimum(length, 1.0)], axis=1)
+    return [share, tf.square(share), cut, tf.minimum(length, 1.0)]
 
 
 @dataclasses.dataclass(frozen=True)
