@@ -196,6 +196,23 @@ def test_a_share_that_is_cut_is_warned_of_where_it_is_more_than_noise():
     assert again.cut == checks.cut
 
 
+def test_weights_that_noise_hides_are_warned_of():
+    base = {"distance": 0.0, "halves": 1.0, "kappa": 1.0, "curvature_signal": 9.0}
+    hidden = Checks(**base, weight_variation=np.nan, cut=0.3, cut_noise=0.4)
+    (warning,) = hidden.warnings
+    assert "noise hides their mean" in warning
+    assert "design effect not known" in hidden.notes[0]
+    for alike in (np.nan, 0.0):
+        assert not Checks(**base, weight_variation=alike, cut=np.nan).warnings
+
+
+def test_a_share_of_scores_that_are_all_noise_is_no_absurd_number():
+    for cut, kept in [(1e-4, -2e-4), (-1e-4, 1e-4), (0.0, 0.0)]:
+        share, error = ReleasedWeights(1e-4, 1e-4, cut, kept, 1e-3).share_cut
+        assert abs(share) < 1.0
+        assert 0.4 < error < 1.2
+
+
 def test_the_noise_of_the_share_is_that_of_its_parts():
     rng = np.random.default_rng(0)
     exact = np.array([0.3, 0.1, 0.02, 0.25])

@@ -183,7 +183,8 @@ class ReleasedWeights:
     def share_cut(self) -> tuple[float, float]:
         """The share of weighted scores that the clip cuts, and its standard deviation."""
         cut = _MOST_EXCESS * self.cut
-        total = max(cut + self.kept, 1e-12)
+        # A total below the noise is one of noise.
+        total = max(cut + self.kept, self.noise, 1e-12)
         share = cut / total
         return share, self.noise * math.hypot(_MOST_EXCESS * (1.0 - share), share) / total
 
