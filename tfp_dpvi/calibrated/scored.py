@@ -29,6 +29,8 @@ _POOL = 32
 _FIRST = 4
 # The least effective number of weighted inputs, over the number of those in use.
 _LEAST_EFFECTIVE = 0.1
+# Of released means, without noise: what rounding leaves.
+_LEAST_NOISE = 1e-9
 # Coefficients of which all products weight public inputs.
 _MOST_PAIRED = 16
 # Of the unit of coordinates, in search of that which a release says.
@@ -238,7 +240,8 @@ class ScoredLikelihood:
         i, j = self._pairs
         # Both entries off the diagonal are released.
         noises = noise * np.where(i == j, 1.0, math.sqrt(0.5))
-        relative = noise * self.size / float(np.trace(released))
+        # Without noise all of it is known, to rounding.
+        relative = max(noise * self.size / float(np.trace(released)), _LEAST_NOISE)
         for before in befores:
             products = self._products_at(theta, whitening, np.flatnonzero(before.values)[-1] + 1)
             values = balanced_weights(
