@@ -168,8 +168,9 @@ def fitted(kind, noise=0.0):
     x, y, weights, _ = sample()
     model = compiled(logistic, noise, seed=1)
     settings = {}
-    if kind == "equal":
-        settings = {"sample_weight": np.full(len(x), 3.0), "max_weight": 3.0}
+    if kind in ("equal", "below"):
+        most = 3.0 if kind == "equal" else MOST
+        settings = {"sample_weight": np.full(len(x), 3.0), "max_weight": most}
     elif kind == "weighted":
         settings = {"sample_weight": weights, "max_weight": MOST}
     model.fit(x, y, public_inputs=public(), verbose=0, **settings)
@@ -182,15 +183,25 @@ def moments(model):
 
 
 @pytest.mark.slow
-def test_equal_weights_give_the_posterior_without_weights():
+@pytest.mark.parametrize("kind", ["equal", "below"])
+def test_equal_weights_give_the_posterior_without_weights(kind):
     """Up to what float32 rounds on the way to it."""
-    (mean, width), (other_mean, other_width) = (moments(fitted(kind)) for kind in ("equal", "none"))
+    (mean, width), (other_mean, other_width) = (moments(fitted(each)) for each in (kind, "none"))
     np.testing.assert_allclose(width, other_width, rtol=2e-3)
     np.testing.assert_allclose(mean, other_mean, atol=2e-3 * width.min())
-    checks = fitted("equal").posterior_summary().checks
+
+
+def test_equal_weights_below_the_largest_do_not_narrow_intervals():
+    """The other way round, than those of maximum likelihood."""
+    x, y, *_ = sample()
+    mean, width = moments(fitted("below"))
+    probability = 1.0 / (1.0 + np.exp(-x @ mean))
+    slope = (x * (probability * (1.0 - probability))[:, None]).T @ x
+    assert np.all(width > 0.99 * np.sqrt(np.diag(np.linalg.inv(slope))))
+    checks = fitted("below").posterior_summary().checks
     assert checks.weight_variation == pytest.approx(0.0, abs=1e-5)
     assert np.isnan(checks.cut)
-    assert "all weights are alike" in str(fitted("equal").posterior_summary())
+    assert "all weights are alike" in str(fitted("below").posterior_summary())
 
 
 def test_a_weighted_fit_is_that_of_the_population():

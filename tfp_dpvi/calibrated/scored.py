@@ -226,10 +226,9 @@ class ScoredLikelihood:
           noise: The noise's standard deviation on its diagonal.
 
         Returns:
-          Weights; None if no weights do, or records have weights of their own, or where the
-          diagonal alone is released.
+          Weights; None if no weights do, or where the diagonal alone is released.
         """
-        if self.pairing.generative or self.max_weight is not None or released.ndim == 1:
+        if self.pairing.generative or released.ndim == 1:
             return None
         size, first = len(tf.nest.flatten(self.pool)[0]), _FIRST * self._num
         sizes = sorted({min(first, size), size})
@@ -266,7 +265,7 @@ class ScoredLikelihood:
         if self.max_weight is None:
             return None
         scale = self.scale
-        parts = (scale.weights, scale.gain, scale.spread)
+        parts = (scale.weights, scale.most, scale.spread)
         return RecordWeights(*(tf.constant(part, self.dtype) for part in parts))
 
     def moments_of_trace(

@@ -249,6 +249,11 @@ class WeightScale:
         return self.gain * self.shares
 
     @property
+    def most(self) -> float:
+        """See `RecordWeights`."""
+        return 1.0 if self.are_alike else self.gain
+
+    @property
     def spread(self) -> float:
         """See `RecordWeights`."""
         return 1.0 if self.are_alike else _SPREAD
