@@ -193,7 +193,7 @@ def test_equal_weights_give_the_posterior_without_weights(kind):
 
 def test_equal_weights_below_the_largest_do_not_narrow_intervals():
     """The other way round, than those of maximum likelihood."""
-    x, y, *_ = sample()
+    x = sample()[0]
     mean, width = moments(fitted("below"))
     probability = 1.0 / (1.0 + np.exp(-x @ mean))
     slope = (x * (probability * (1.0 - probability))[:, None]).T @ x
