@@ -94,6 +94,14 @@ def test_neighbours_of_any_weight_move_the_releases_by_no_more_than_is_stated(na
     assert result.attained > 0.7
 
 
+def test_an_attack_by_weighted_canaries_stays_within_the_claim():
+    """Those it finds move the sums as much as a record can, whatever weight they have."""
+    x, y, weights = records(logistic)
+    settings = {"max_weight": MOST, "num_runs": 200, "delta": 1e-5, "seed": 3}
+    result = audit.lower_bound(compiled(logistic, 1.0), x, y, weights, **settings)
+    assert 0.3 < result.epsilon < result.claimed
+
+
 @contextlib.contextmanager
 def weighted_after_the_clip():
     genuine = scored.model_scores
