@@ -1,6 +1,6 @@
 """Survey weights: coverage of fits to weighted samples whose inclusion depends on outcomes.
 
-    python benchmarks/weights.py [--quick] [--num 40] [--areas 6] [--adult 20]
+    python benchmarks/weights.py [--quick] [--num 40] [--areas 6] [--adult 20] [--first 0]
 
 Three studies. *Logistic*: samples of 20,000 from populations of 200,000, each person included with probability proportional to 1 / w,
 with weights w from 1 to 20 that depend on the outcome; intervals against the fit to the whole population, beside the same fit without
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import logging
 import pathlib
@@ -99,7 +100,7 @@ def interval(fits, x, y, seed, weights):
     return fit, *np.quantile(fit.draws, [tail, 1.0 - tail], axis=0)
 
 
-def one_logistic(num, epsilon, seed):
+def one_logistic(num, epsilon, seed, number):
     x, y, weights = population(10 * num, seed)
     census, _ = newton(x, y, np.ones(len(y)))
     chosen = included(weights, num, np.random.default_rng([seed, 2]))
@@ -107,7 +108,7 @@ def one_logistic(num, epsilon, seed):
     exact, sd = newton(x, y, weights)
     fit, low, high = interval(method(num, len(TRUTH), epsilon, MOST), x, y, seed, weights=weights)
     other = {}
-    if seed < NUM_COMPARED:
+    if number < NUM_COMPARED:
         plain = method(num, len(TRUTH), epsilon, None)
         _, other_low, other_high = interval(plain, x, y, seed, None)
         inside = (other_low < census) & (census < other_high)
@@ -146,7 +147,8 @@ def adult():
     return np.concatenate([np.ones([len(x), 1]), x], axis=1), data.y[:32561].astype(float), weights
 
 
-def one_adult(epsilon, seed):
+def one_adult(epsilon, seed, number):
+    del number
     x, y, weights = adult()
     exact, sd = newton(x, y, weights)
     fits = method(len(x), x.shape[1], epsilon, MOST_ADULT)
@@ -167,7 +169,7 @@ def one_adult(epsilon, seed):
 # ---------------------------------------------------------------------- small areas
 
 
-def one_areas(num, epsilon, seed):
+def one_areas(num, epsilon, seed, number):
     import pandas as pd
 
     rng = np.random.default_rng([seed, 3])
@@ -191,7 +193,7 @@ def one_areas(num, epsilon, seed):
     begun = time.perf_counter()
     found = {"study": "areas", "epsilon": epsilon, "seed": seed}
     for name, column in (("covers", "w"), ("covers without weights", None)):
-        if column is None and seed > 0:
+        if column is None and number > 0:
             continue
         result = dpvi.regression(
             "y ~ age + (1 | area)",
@@ -279,6 +281,7 @@ def main(arguments=None):
     parser.add_argument("--num", type=int, default=40, help="samples of the logistic study")
     parser.add_argument("--areas", type=int, default=4, help="samples of the study of areas")
     parser.add_argument("--adult", type=int, default=20, help="fits of Adult")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first sample")
     parser.add_argument(
         "--output", type=pathlib.Path, default=pathlib.Path("docs/figures/weights.json")
     )
@@ -298,11 +301,10 @@ def main(arguments=None):
         "adult": (options.adult, one_adult),
     }
     for study, (count, run) in studies.items():
-        for seed in range(count):
-            for epsilon in EPSILONS:
-                if (study, epsilon, seed) in done:
-                    continue
-                sets.append(run(epsilon, seed))
+        for number, epsilon in itertools.product(range(count), EPSILONS):
+            seed = options.first + number
+            if (study, epsilon, seed) not in done:
+                sets.append(run(epsilon, seed, number))
                 write(options, arguments, settings, sets)
                 print(study, epsilon, seed, np.mean(sets[-1]["covers"]), flush=True)
     for row in summarise(sets):

@@ -107,6 +107,7 @@ def test_weights_have_the_noise_of_the_releases_that_found_them(fits):
         found = likelihood.balanced(theta, whitening, released, 1e-3)
         assert found.noise == pytest.approx(expected * relative)
     likelihood.use_weights(None)
+    assert likelihood.balanced(theta, whitening, released, 0.0).noise < 1e-6
 
 
 def test_what_noise_hid_is_looked_at_again(fits):

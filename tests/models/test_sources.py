@@ -378,6 +378,10 @@ def test_what_is_made_of_a_memory_map_is_in_memory(tmp_path):
         assert made.privacy_ledger.num_releases == 3
     with pytest.raises(ValueError, match="sample_weight"):
         model().fit(mapped, Y, stream=True, sample_weight=np.ones([N, 1]), verbose=0)
+    refused = model()
+    with pytest.raises(ValueError, match="negative entries in 1 row"):
+        refused.fit(mapped, Y, stream=True, sample_weight=np.eye(1, N)[0] * -1.0, verbose=0)
+    assert refused.privacy_ledger.num_releases == 0
 
 
 def test_sources_are_asked_in_increasing_order():

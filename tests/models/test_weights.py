@@ -94,6 +94,14 @@ def test_neighbours_of_any_weight_move_the_releases_by_no_more_than_is_stated(na
     assert result.attained > 0.7
 
 
+def test_an_attack_by_weighted_canaries_stays_within_the_claim():
+    """Those it finds move the sums as much as a record can, whatever weight they have."""
+    x, y, weights = records(logistic)
+    settings = {"max_weight": MOST, "num_runs": 200, "delta": 1e-5, "seed": 3}
+    result = audit.lower_bound(compiled(logistic, 1.0), x, y, weights, **settings)
+    assert 0.3 < result.epsilon < result.claimed
+
+
 @contextlib.contextmanager
 def weighted_after_the_clip():
     genuine = scored.model_scores
@@ -168,8 +176,9 @@ def fitted(kind, noise=0.0):
     x, y, weights, _ = sample()
     model = compiled(logistic, noise, seed=1)
     settings = {}
-    if kind == "equal":
-        settings = {"sample_weight": np.full(len(x), 3.0), "max_weight": 3.0}
+    if kind in ("equal", "below"):
+        most = 3.0 if kind == "equal" else MOST
+        settings = {"sample_weight": np.full(len(x), 3.0), "max_weight": most}
     elif kind == "weighted":
         settings = {"sample_weight": weights, "max_weight": MOST}
     model.fit(x, y, public_inputs=public(), verbose=0, **settings)
@@ -182,15 +191,25 @@ def moments(model):
 
 
 @pytest.mark.slow
-def test_equal_weights_give_the_posterior_without_weights():
+@pytest.mark.parametrize("kind", ["equal", "below"])
+def test_equal_weights_give_the_posterior_without_weights(kind):
     """Up to what float32 rounds on the way to it."""
-    (mean, width), (other_mean, other_width) = (moments(fitted(kind)) for kind in ("equal", "none"))
+    (mean, width), (other_mean, other_width) = (moments(fitted(each)) for each in (kind, "none"))
     np.testing.assert_allclose(width, other_width, rtol=2e-3)
     np.testing.assert_allclose(mean, other_mean, atol=2e-3 * width.min())
-    checks = fitted("equal").posterior_summary().checks
+
+
+def test_equal_weights_below_the_largest_do_not_narrow_intervals():
+    """The other way round, than those of maximum likelihood."""
+    x = sample()[0]
+    mean, width = moments(fitted("below"))
+    probability = 1.0 / (1.0 + np.exp(-x @ mean))
+    slope = (x * (probability * (1.0 - probability))[:, None]).T @ x
+    assert np.all(width > 0.99 * np.sqrt(np.diag(np.linalg.inv(slope))))
+    checks = fitted("below").posterior_summary().checks
     assert checks.weight_variation == pytest.approx(0.0, abs=1e-5)
     assert np.isnan(checks.cut)
-    assert "all weights are alike" in str(fitted("equal").posterior_summary())
+    assert "all weights are alike" in str(fitted("below").posterior_summary())
 
 
 def test_a_weighted_fit_is_that_of_the_population():
@@ -258,6 +277,9 @@ def test_a_weight_of_persons_is_that_of_all_their_rows():
         ([1.0] * 12, {"max_weight": 0.0}, "max_weight=0.0"),
         ([1.0] * 12, {"max_weight": np.inf}, "max_weight=inf"),
         ([1.0] * 12, {"max_weight": "all"}, "max_weight='all'"),
+        ([1.0] * 12, {"max_weight": 1e40}, "max_weight=1e[+]40 is beyond"),
+        ([1e-45] * 12, {"max_weight": 1e-45}, "max_weight=1e-45 is beyond"),
+        ([0.0] * 12, {"max_weight": 2.0}, "sample_weight is 0 for all records"),
         ([1.0] * 5, {"max_weight": 2.0}, "one weight for each record"),
         (
             [*np.linspace(1.0, 2.0, 12)],

@@ -92,7 +92,7 @@ SCHEMA = {
     "works": {"type": "binary"},
     "age": {"type": "integer", "lower": 18, "upper": 90, "typical": [50, 18]},
     "area": {"type": "categorical", "categories": AREAS},
-    "w": {"type": "continuous", "lower": 1, "upper": 10},
+    "w": {"type": "continuous", "lower": 0, "upper": 10},
 }
 
 
@@ -156,6 +156,11 @@ def test_weighted_areas_are_those_of_the_population(tmp_path):
         ({"count": 0.5}, {}, "whole numbers"),
         ({"count": np.nan}, {}, "whole numbers"),
         ({"count": "many"}, {}, "whole numbers"),
+        ({"count": 10**16}, {}, "add up to more than 1e[+]15 persons"),
+        ({"county": np.nan}, {"by": "county"}, "column 'county' of by has missing values in 9"),
+        ({}, {"by": None}, "by=None"),
+        ({}, {"by": 3}, "by=3"),
+        ({}, {"seed": "a"}, "seed='a'"),
         ({"count": 1}, {}, "add up to 9 persons, fewer than the"),
         ({"area": "east"}, {}, "area"),
         ({"age": 200}, {}, "age"),
@@ -191,6 +196,7 @@ def test_an_area_without_persons_and_no_rows_at_all():
         ({}, {"w": -1.0}, "'w'"),
         ({}, {"w": np.inf}, "'w'"),
         ({}, {"w": np.nan}, "'w'"),
+        ({"measured": ["age"]}, {"w": 0.0}, "sample_weight is 0 for all records"),
         ({"weights": 3}, {}, "weights=3"),
     ],
 )

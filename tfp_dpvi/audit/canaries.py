@@ -182,7 +182,12 @@ class Contributions:
 
 
 def contributions(
-    model: DPModel, rows: Rows, key: np.ndarray, *, num_records: int
+    model: DPModel,
+    rows: Rows,
+    key: np.ndarray,
+    *,
+    num_records: int,
+    max_weight: float | None = None,
 ) -> Contributions:
     """Measures what each record adds to the sums of a step by itself, over a few steps.
 
@@ -191,6 +196,7 @@ def contributions(
       rows: The records.
       key: The key of the steps, int64 of shape [2].
       num_records: The number of records N of the plan.
+      max_weight: As in `DPVI.fit`.
     """
     num = len(tf.nest.flatten(rows)[0])
     step = ObservedStep(
@@ -201,6 +207,7 @@ def contributions(
         num_steps=None,
         num_records=num_records,
         batch_size=num_records,
+        max_weight=max_weight,
     )
     means, shares = [], []
     for record in range(num):

@@ -245,7 +245,8 @@ def lower_bound(
     rows = rows_of(model, x, y, sample_weight)
     extreme = candidates(rows) if canaries is None else convert_rows(model, "canaries", canaries)
     tf.nest.assert_same_structure(rows, extreme)
-    added = contributions(model, extreme, key, num_records=whole["num_records"])
+    public = {name: whole[name] for name in ("num_records", "max_weight") if name in whole}
+    added = contributions(model, extreme, key, **public)
     if not added.norms.max() > 0.0:
         raise ValueError(
             "canaries: none of them moves a sum; pass records with a gradient, canaries={'x': ...}."

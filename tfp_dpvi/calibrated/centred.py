@@ -42,7 +42,8 @@ class RecordWeights(NamedTuple):
 
     Attributes:
       weight: Finite and not negative, shape [n].
-      most: The largest that a weight can be, a scalar.
+      most: The largest that a weight counts for in squares of scores, a scalar: the largest that it
+        can be, or 1 where weights are alike and about 1.
       spread: What rows' squares are divided by before they are cut to C^2, a scalar: where weights
         and inputs go together a cut would change the curvature's shape.
     """
@@ -249,7 +250,8 @@ def _counted(survey: RecordWeights | None, square: tf.Tensor, bound: float) -> t
     """Returns the squares of clipped scores as `CentredScores.square` counts them."""
     if survey is None:
         return square
-    return survey.weight * tf.minimum(square, bound**2 / survey.most)
+    weight = tf.minimum(survey.weight, survey.most)
+    return weight * tf.minimum(square, bound**2 / survey.most)
 
 
 def _of_mean_zero(

@@ -83,7 +83,7 @@ class Checks:
       ranks: p-value of where outcomes lie under the likelihood, which is uneven if its tails, peak
         or symmetry are wrong; NaN if outcomes are enumerated.
       weight_variation: The squared coefficient of variation of survey weights, Kish's design effect
-        less 1; NaN without weights.
+        less 1; NaN without weights, or if noise hides their mean.
       cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
         alike, so that they say nothing of outcomes.
       cut_noise: The standard deviation of the noise on `cut`.
@@ -172,6 +172,12 @@ class Checks:
                 "weights depend on outcomes, estimates are biased; pass public_inputs that "
                 "resemble the private ones"
             )
+        if self._hides_weights:
+            sentences.append(
+                "weights are so far below max_weight that noise hides their mean, and with it the "
+                "width of intervals: declare the largest weight that the design allows, or take a "
+                "larger epsilon"
+            )
         if self.parameters is not None:
             sentences += self.parameters.warnings
             if "shift" in failed:
@@ -220,10 +226,16 @@ class Checks:
         return failed
 
     @property
+    def _hides_weights(self) -> bool:
+        """True if there are weights whose mean is no more than noise."""
+        return math.isnan(self.weight_variation) and not math.isnan(self.cut)
+
+    @property
     def notes(self) -> list[str]:
         """Returns sentences on weights: what they cost, and what is not checked with them."""
         if math.isnan(self.weight_variation) and math.isnan(self.cut):
             return []
+        effect = "not known" if self._hides_weights else f"{1.0 + self.weight_variation:.2f}"
         cut = "all weights are alike, to what the release says"
         if not math.isnan(self.cut):
             cut = (
@@ -231,7 +243,7 @@ class Checks:
                 "scores"
             )
         return [
-            f"weights: design effect {1.0 + self.weight_variation:.2f}, {cut}; with weights, "
+            f"weights: design effect {effect}, {cut}; with weights, "
             "neither the ranks of outcomes nor a wider clip are compared"
         ]
 

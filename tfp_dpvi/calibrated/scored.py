@@ -29,6 +29,8 @@ _POOL = 32
 _FIRST = 4
 # The least effective number of weighted inputs, over the number of those in use.
 _LEAST_EFFECTIVE = 0.1
+# Of released means, without noise: what rounding leaves.
+_LEAST_NOISE = 1e-9
 # Coefficients of which all products weight public inputs.
 _MOST_PAIRED = 16
 # Of the unit of coordinates, in search of that which a release says.
@@ -224,10 +226,9 @@ class ScoredLikelihood:
           noise: The noise's standard deviation on its diagonal.
 
         Returns:
-          Weights; None if no weights do, or records have weights of their own, or where the
-          diagonal alone is released.
+          Weights; None if no weights do, or where the diagonal alone is released.
         """
-        if self.pairing.generative or self.max_weight is not None or released.ndim == 1:
+        if self.pairing.generative or released.ndim == 1:
             return None
         size, first = len(tf.nest.flatten(self.pool)[0]), _FIRST * self._num
         sizes = sorted({min(first, size), size})
@@ -238,7 +239,8 @@ class ScoredLikelihood:
         i, j = self._pairs
         # Both entries off the diagonal are released.
         noises = noise * np.where(i == j, 1.0, math.sqrt(0.5))
-        relative = noise * self.size / float(np.trace(released))
+        # Without noise all of it is known, to rounding.
+        relative = max(noise * self.size / float(np.trace(released)), _LEAST_NOISE)
         for before in befores:
             products = self._products_at(theta, whitening, np.flatnonzero(before.values)[-1] + 1)
             values = balanced_weights(
@@ -263,7 +265,7 @@ class ScoredLikelihood:
         if self.max_weight is None:
             return None
         scale = self.scale
-        parts = (scale.weights, scale.gain, scale.spread)
+        parts = (scale.weights, scale.most, scale.spread)
         return RecordWeights(*(tf.constant(part, self.dtype) for part in parts))
 
     def moments_of_trace(

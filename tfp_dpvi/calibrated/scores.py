@@ -17,7 +17,6 @@ from tfp_dpvi.calibrated.centred import (
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import Ranking, centred_bins, centred_ranks
 from tfp_dpvi.calibrated.twins import simulate_twins, with_zeros
-from tfp_dpvi.calibrated.weights import numbers_of
 from tfp_dpvi.gradients import Clip, ClippedSum
 from tfp_dpvi.gradients.base import PerExample, take_apart
 from tfp_dpvi.gradients.vmap import gradients_of, weighted_sum
@@ -263,7 +262,7 @@ def clipped_sum(
     if share is not None:
         share = kept * share
         losses = losses * share
-        extra["weights"] = numbers_of(share, centred.length / clip.bound)
+        extra |= {"share": share, "length": centred.length / clip.bound}
     total = weighted_sum(psi, kept)
     # A clipped score has the clip's length but for what makes its mean zero.
     clipped = scores.usable & (tf.norm(psi, axis=1) > _CLIPPED * clip.bound)

@@ -596,13 +596,26 @@ class Scoring:
         relative = np.linalg.solve(self._coordinates.whitening.T, before.T)
         return bool(np.linalg.norm(relative, -2) ** 2 < _MUCH_LESS)
 
-    def _balanced(self, released: ReleasedSums) -> InputWeights | None:
-        """Returns weights with which public inputs resemble the private ones, or None."""
+    def _balanced(
+        self, released: ReleasedSums, weights: ReleasedWeights | None
+    ) -> InputWeights | None:
+        """Returns weights with which public inputs resemble the private ones, or None.
+
+        Args:
+          released: What was released of the curvature.
+          weights: What was released of records' weights: they may depend on inputs and outcomes
+            unless they are alike. None without weights.
+        """
+        total = float(self.num_records)
+        if weights is not None:
+            if not weights.are_alike:
+                return None
+            total *= weights.mean / float(self.likelihood.scale.shares.mean())
         return self.likelihood.balanced(
             released.theta,
             self._coordinates.whitening,
-            released.matrix / self.num_records,
-            released.matrix_sd / self.num_records,
+            released.matrix / total,
+            released.matrix_sd / total,
         )
 
     def _are_alike(self, seen: SeenCurvature) -> bool:
@@ -727,7 +740,8 @@ class Scoring:
         else:
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
-        weights, balanced = self._balanced(released), None
+        own = ReleasedWeights.of_blocks(accumulated, mechanism, np.asarray(used))
+        weights, balanced = self._balanced(released, own), None
         if weights is not None:
             balanced = self.likelihood.moments_at(released.theta, whitening, weights)
         present = self.likelihood.weights

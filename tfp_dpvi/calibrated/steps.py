@@ -58,6 +58,7 @@ class ScoringStep:
         self.most = variable("most", mean)
         self.set_limits()
         self._weight_gain = variable("weight_gain", 1.0)
+        self._most_weight = variable("most_weight", 1.0)
         self._spread = variable("spread", 1.0)
 
     def set_limits(self, bounds: np.ndarray | None = None, most: np.ndarray | None = None) -> None:
@@ -75,6 +76,7 @@ class ScoringStep:
         """Sets how weights enter the clip."""
         self._likelihood.scale = scale
         self._weight_gain.assign(scale.gain)
+        self._most_weight.assign(scale.most)
         self._spread.assign(scale.spread)
 
     def vector(self) -> tf.Tensor:
@@ -96,6 +98,7 @@ class ScoringStep:
             vector = self.vector()
             whitening = tf.convert_to_tensor(self.whitening)
             gain = tf.convert_to_tensor(self._weight_gain)
+            most = tf.convert_to_tensor(self._most_weight)
             spread = tf.convert_to_tensor(self._spread)
 
             def clip_batch(
@@ -106,7 +109,7 @@ class ScoringStep:
                     return clipped_sum(scores, clip, None)
                 share, is_weight = share_of(records["sample_weight"], max_weight)
                 mask = mask & is_weight
-                weights = RecordWeights(gain * share, gain, spread)
+                weights = RecordWeights(gain * share, most, spread)
                 scores = likelihood.scores(vector, whitening, records, mask, key, weights)
                 return clipped_sum(scores, clip, share)
 

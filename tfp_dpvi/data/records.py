@@ -23,6 +23,9 @@ Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
 Key: TypeAlias = tf.Tensor | Keystream
 """A fit's key: int64 tensor of shape [2], or the key that expands to the words of its steps."""
 
+# Far below it, and above its inverse, weights over the largest one are no numbers in float32.
+_LEAST_MAX_WEIGHT = 1e-30
+
 
 @dataclasses.dataclass(frozen=True)
 class Records:
@@ -248,19 +251,10 @@ def make_records(
     num = common_length({"x": x} if y is None else {"x": x, "y": y})
     max_weight = check_max_weight(max_weight, sample_weight)
     if sample_weight is not None:
-        sample_weight = _arrays("sample_weight", sample_weight, dtype, validate)
+        sample_weight = _arrays("sample_weight", sample_weight, dtype, validate=False)
         sample_weight = check_weights(sample_weight, num).astype(dtype)
-        if validate and (negative := sample_weight < 0).any():
-            raise ValueError(
-                f"sample_weight has negative entries in {check.rows(negative)}: weights must be >= "
-                "0."
-            )
-        above = sample_weight > sample_weight.dtype.type(max_weight or np.inf)
-        if validate and above.any():
-            raise ValueError(
-                f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare "
-                "a larger max_weight, or trim the weights by a public rule."
-            )
+        if validate:
+            refuse_weights(sample_weight, max_weight)
     return Records(x, y, sample_weight, num, max_weight=max_weight)
 
 
@@ -281,7 +275,41 @@ def check_max_weight(max_weight: float | None, sample_weight: Any) -> float | No
             f"max_weight={check.shown(max_weight)} without sample_weight: pass the weight of each "
             "record, or leave it out."
         )
-    return check.positive("max_weight", max_weight)
+    most = check.positive("max_weight", max_weight)
+    if not _LEAST_MAX_WEIGHT <= most <= 1.0 / _LEAST_MAX_WEIGHT:
+        raise ValueError(
+            f"max_weight={check.shown(max_weight)} is beyond what float32 can divide by: give all "
+            "weights in another unit, which changes no estimate."
+        )
+    return most
+
+
+def refuse_weights(weights: np.ndarray, max_weight: float | None) -> None:
+    """Raises for weights that no record can have: the curator's check, outside the guarantee.
+
+    Args:
+      weights: Float [n].
+      max_weight: The public largest weight, or None.
+
+    Raises:
+      ValueError: A weight is not finite, negative or above the largest one, or all are 0.
+    """
+    if not (finite := np.isfinite(weights)).all():
+        raise ValueError(
+            f"sample_weight has NaN or infinite entries in {check.rows(~finite)}: fill them, or "
+            "leave these records out by a public rule."
+        )
+    if (negative := weights < 0.0).any():
+        raise ValueError(
+            f"sample_weight has negative entries in {check.rows(negative)}: weights must be >= 0."
+        )
+    if (above := weights > weights.dtype.type(max_weight or np.inf)).any():
+        raise ValueError(
+            f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare a "
+            "larger max_weight, or trim the weights by a public rule."
+        )
+    if not weights.any():
+        raise ValueError("sample_weight is 0 for all records: no record would count.")
 
 
 def several_inputs(x: Any, y: Any) -> Any:

@@ -34,7 +34,7 @@ from tfp_dpvi.data import (
 )
 from tfp_dpvi.data.files import FileRecords, open_files
 from tfp_dpvi.data.frames import Native
-from tfp_dpvi.data.records import by_column, check_max_weight, several_inputs
+from tfp_dpvi.data.records import by_column, check_max_weight, refuse_weights, several_inputs
 from tfp_dpvi.data.shapes import input_specs
 from tfp_dpvi.data.streaming import RowBatches, wants_stream
 from tfp_dpvi.data.units import Identifiers
@@ -296,6 +296,8 @@ def _records(
     """Returns the records, or of a source one of zeros."""
     if source is not None:
         most = check_max_weight(max_weight, sample_weight)
+        if validate and sample_weight is not None:
+            refuse_weights(np.asarray(sample_weight, model.record_dtype), most)
         return dataclasses.replace(source.probe, max_weight=most)
     dtype, texts = model.record_dtype, model.takes_texts
     return make_records(

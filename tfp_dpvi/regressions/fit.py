@@ -14,6 +14,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.data.records import check_max_weight, refuse_weights
 from tfp_dpvi.data.schema import Described
 from tfp_dpvi.data.units import make_units
 from tfp_dpvi.models import DPVI
@@ -405,8 +406,11 @@ def _weights(schema: Schema, name: str | None, data: TableData, outside: str) ->
             f"weights={check.shown(name)} needs a column that the schema describes as Continuous "
             "or Integer, with lower=0 or more and without missing=True: its upper is public."
         )
-    values = numbers_within(schema, name, data, outside)
-    return {"sample_weight": values.astype(np.float32), "max_weight": float(column.upper)}
+    values = numbers_within(schema, name, data, outside).astype(np.float32)
+    most = check_max_weight(float(column.upper), values)
+    # As `fit` will, but before columns are measured.
+    refuse_weights(values, most)
+    return {"sample_weight": values, "max_weight": most}
 
 
 def _check_size(parts: Parts) -> None:

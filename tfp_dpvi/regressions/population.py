@@ -17,6 +17,7 @@ from scipy import special, stats
 
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import frames
+from tfp_dpvi.data.columns import is_missing
 
 if TYPE_CHECKING:
     from tfp_dpvi.data.schema import TableData
@@ -25,7 +26,8 @@ ESTIMATES = ("mean", "total", "share", "quantile")
 _SHARED = ("categorical", "ordinal")
 _FAMILIES = ("normal", "bernoulli", "poisson", "negative_binomial", *_SHARED)
 _BISECTIONS = 60
-# The most that a count of a Poisson distribution is drawn for, beyond which NumPy refuses.
+# The most persons, and the most that a count of a Poisson distribution is drawn for, beyond which
+# NumPy refuses.
 _MOST = 1e15
 
 
@@ -78,7 +80,9 @@ def make_strata(
     Raises:
       ValueError: A column is absent, a count is none, or the counts do not fit the records.
     """
-    by = (by,) if isinstance(by, str) else tuple(by)
+    by = (by,) if isinstance(by, str) else by
+    if not isinstance(by, Sequence) or not all(isinstance(name, str) for name in by):
+        raise TypeError(f"by={check.shown(by)}: pass the name of a column, or a list of names.")
     columns: Any = data if frames.container_of(data) is None else frames.columns_of(data)
     for argument, names in (("count", (count,)), ("by", by)):
         if absent := [name for name in names if name not in columns]:
@@ -88,6 +92,13 @@ def make_strata(
             )
     counts = _counts(count, np.asarray(columns[count]))
     arrays = {name: np.asarray(columns[name]) for name in by}
+    for name, array in arrays.items():
+        # NaN is unlike itself: each row would be an area.
+        if (missing := is_missing(array)).any():
+            raise ValueError(
+                f"counts: the column {name!r} of by has missing values in {check.rows(missing)}: "
+                "fill them, or leave these rows out."
+            )
     keys = list(zip(*(array.tolist() for array in arrays.values()), strict=True))
     numbers: dict[Any, int] = {}
     area = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
@@ -101,6 +112,8 @@ def make_strata(
         raise ValueError(
             f"counts: {', '.join(labels) or 'the population'} has no persons: leave its rows out."
         )
+    if counts.sum() > _MOST:
+        raise ValueError(f"counts add up to more than {_MOST:g} persons: pass numbers of persons.")
     if num_records is not None and counts.sum() < num_records:
         raise ValueError(
             f"counts add up to {counts.sum():,.0f} persons, fewer than the {num_records:,} "

@@ -473,7 +473,7 @@ class Regression:
         check_estimate(estimate, at, self.parts.family)
         num_records = self.model.privacy_account.num_records
         strata = make_strata(counts, count, by, num_records)
-        generator = np.random.default_rng(seed)
+        generator = np.random.default_rng(check.count("seed", seed))
         rows = self.design.rows(counts, with_limits=False)
         strata, outcomes = self._population(strata, rows, generator)
         draws = estimates(outcomes, strata, estimate, at, generator)

@@ -51,6 +51,17 @@ _MEANINGS = (
         "with more of the tails, and a fit without privacy would differ; {fit}",
     ),
     (
+        r"the clip cuts (\S+) of the weighted scores \(limit (.*)\).*",
+        r"\1 of the weighted evidence was cut, from the records that say most (limit \2): if "
+        r"weights depend on outcomes, estimates are biased; " + _LARGER,
+    ),
+    (
+        r"weights are so far below max_weight that .*",
+        r"weights are so far below their upper of the schema that noise hides their mean, and with "
+        r"it the width of intervals: give the largest weight that the design allows, or take a "
+        r"larger epsilon",
+    ),
+    (
         r"the prior contradicts the records: it moves the estimate, and that of (.*) posterior .*",
         r"the prior contradicts the records: by it \1 posterior standard deviations from where the "
         "records alone have it; take a wider one by priors=, or give typical values in the schema "
