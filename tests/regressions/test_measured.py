@@ -193,7 +193,7 @@ def test_a_spike_says_nothing_of_what_varies():
 # ---------------------------------------------------------------------- unasked
 
 
-def measured_of(num, names=None, persons=None, **columns):
+def measured_of(num, names=None, unit_ids=None, **columns):
     schema = Schema({"y": Integer(0, 40), "x": WIDE, **columns})
     design, _ = described("y ~ x + " + " + ".join(columns or ["0"]), "poisson", schema)
     generator = np.random.default_rng(0)
@@ -201,7 +201,7 @@ def measured_of(num, names=None, persons=None, **columns):
     data |= {name: np.ones(num) for name in columns}
     ledger = dpvi.PrivacyLedger()
     terms = Terms(**BUDGET, num_records=0, seed=3)
-    return _measured(design, names, None, data, ledger, persons or {}, terms), ledger
+    return _measured(design, names, None, data, ledger, unit_ids, terms), ledger
 
 
 def test_numbers_with_bounds_alone_are_measured_and_no_others():
@@ -221,7 +221,7 @@ def test_nothing_is_released_where_it_shows_nothing_or_is_not_wanted(num, names)
 
 
 def test_of_a_person_one_row_is_counted():
-    found, ledger = measured_of(3000, persons={"unit_ids": np.arange(3000) % 1500})
+    found, ledger = measured_of(3000, unit_ids=np.arange(3000) % 1500)
     assert found.schema.columns["x"].typical[0] == pytest.approx(3e4, rel=0.1)
     (entry,) = ledger.entries
     assert entry.plan.person.max_rows == 1
@@ -256,7 +256,9 @@ def test_a_rehearsal_spends_what_the_fit_will():
     )
     assert before.is_made
     assert before.ledger(2000, 1.0, 1e-5).num_releases == 1
-    assert before.schema.columns["x"].typical == (5e6, 2.5e6)
+    described = before.schema({"x": np.array([2e6, 4e6])}).columns
+    assert described["x"].typical == (3e6, 1e6)
+    assert described["y"].typical is None
     few = _Before(schema, RehearsalPlan.checked([50, 9000], 1.0, 1e-5, num=2, level=0.9, seed=0))
     assert not few.is_made
     assert few.ledger(9000, 1.0, 1e-5).num_releases == 0

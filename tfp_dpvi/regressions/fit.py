@@ -16,7 +16,7 @@ from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.records import check_max_weight, refuse_weights
 from tfp_dpvi.data.schema import Described
-from tfp_dpvi.data.units import make_units
+from tfp_dpvi.data.units import Identifiers, make_units
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
@@ -181,7 +181,7 @@ def regression(
     checked = _checked(design, checks, check_columns, data)
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
-    found = _measured(design, measured, share, data, ledger, persons, terms)
+    found = _measured(design, measured, share, data, ledger, persons.get("unit_ids"), terms)
     if found is not None:
         ledger = found.ledger
         design, parts = described(formula, family, found.schema, priors, unit, **described_by)
@@ -225,7 +225,7 @@ def _measured(
     share: float | None,
     data: TableData,
     ledger: PrivacyLedger | None,
-    persons: dict[str, Any],
+    unit_ids: Identifiers,
     terms: Terms,
 ) -> _Measured | None:
     """Releases typical values of columns, or of those of which bounds alone are known.
@@ -236,7 +236,7 @@ def _measured(
       share: As in `regression`.
       data: The records.
       ledger: As in `regression`.
-      persons: What `_persons` returns.
+      unit_ids: Identifiers of persons, or None.
       terms: Those of the whole regression; 0 records for the exact number.
 
     Returns:
@@ -251,9 +251,9 @@ def _measured(
     arrays = schema.part(columns).arrays(data)
     num_rows = len(arrays[columns[0]])
     person = None
-    if persons:
+    if unit_ids is not None:
         # A person is counted as one row, chosen at random.
-        units = make_units(persons["unit_ids"], num_rows, 1, seed=terms.seed)
+        units = make_units(unit_ids, num_rows, 1, seed=terms.seed)
         arrays = {name: units.group_array(values) for name, values in arrays.items()}
         num_rows, person = len(units.places), units.person
     ledger = PrivacyLedger() if ledger is None else ledger

@@ -39,6 +39,7 @@ _LEAST_SHARE = 0.05
 # times what values between these can have.
 _INSIDE = 0.0005
 _MOST_SPREAD = 0.9
+_LEAST_SPREAD = 1e-5
 # The share of the records in the parts that are seen, as far as noise lets it be known.
 _VISIBLE = (0.5, 0.99)
 
@@ -71,6 +72,22 @@ def check_measured(schema: Schema, names: Sequence[str]) -> None:
         raise ValueError(
             f"measured has {absent}, which may be missing: declare typical values in the schema."
         )
+
+
+def with_typical(column: Numeric, mean: float, deviation: float) -> Numeric:
+    """Returns a column with typical values, moved to what its bounds allow.
+
+    Args:
+      column: The column.
+      mean: The mean of its values.
+      deviation: Their standard deviation.
+    """
+    width = column.upper - column.lower
+    inner = column.lower + _INSIDE * width, column.upper - _INSIDE * width
+    middle = float(np.clip(mean, *inner))
+    most = _MOST_SPREAD * math.sqrt((middle - column.lower) * (column.upper - middle))
+    least = _LEAST_SPREAD * width
+    return dataclasses.replace(column, typical=(middle, float(np.clip(deviation, least, most))))
 
 
 class Terms(NamedTuple):
@@ -270,16 +287,12 @@ class _Tree(NamedTuple):
         shares /= shares.sum()
         centres = ends.mean(axis=1)
         mean = float(shares @ centres)
-        width = column.upper - column.lower
-        inner = column.lower + _INSIDE * width, column.upper - _INSIDE * width
-        middle = float(np.clip(mean, *inner))
         # Values of a cell are taken as spread evenly.
         spread = shares @ ((centres - mean) ** 2 + np.diff(ends, axis=1)[:, 0] ** 2 / 12.0)
         # What noise hides lies in the tails, as of a normal distribution whose middle is seen.
         edge = stats.norm.ppf((1.0 + seen) / 2.0)
         spread /= 1.0 - 2.0 * edge * stats.norm.pdf(edge) / seen
-        most = _MOST_SPREAD * math.sqrt((middle - column.lower) * (column.upper - middle))
-        return dataclasses.replace(column, typical=(middle, min(math.sqrt(spread), most)))
+        return with_typical(column, mean, math.sqrt(spread))
 
     def _ends(self, level: int, place: int) -> tuple[float, float]:
         """Returns the ends of a part, on a level of which the finest is `depth`."""

@@ -21,7 +21,7 @@ from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
-from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, undescribed
+from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, undescribed, with_typical
 from tfp_dpvi.regressions.outcomes import TYPICAL
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.words import in_own_words
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # The median of a half-normal distribution of scale 1.
 _HALF_NORMAL_MEDIAN = 0.6745
 _MOST_NAMED = 12
+# Records whose columns' typical values a fit would release.
+_NUM_TYPICAL = 4096
 
 
 def rehearse_regression(
@@ -120,9 +122,31 @@ def rehearse_regression(
     plan = RehearsalPlan.checked(num_records, epsilon, delta, num=num, level=level, seed=seed)
     design, parts = described(formula, family, schema, priors, None, **settings)
     before = _Before(design.schema, plan)
+    in_family = functools.partial(
+        _subject, truth=truth, public_data=public_data, clips=outside == "clip"
+    )
+    subject = in_family(design, parts)
     if before.is_made:
-        schema = before.schema
-        design, parts = described(formula, family, schema, priors, None, **settings)
+        # The fit would have typical values of these data sets.
+        values = design.simulated(_NUM_TYPICAL, plan.seed) if public_data is None else public_data
+        known = dict(design.schema.part(tuple(design.covariates)).arrays(values))
+        if truth is not None and not design.has_transformed_outcome:
+            outcomes = subject.simulate(_NUM_TYPICAL, plan.seed, 0).y
+            known[design.outcome] = _outcomes_in_units(np.asarray(outcomes), design, parts)
+        design, parts = described(formula, family, before.schema(known), priors, None, **settings)
+        subject = dataclasses.replace(in_family(design, parts), ledger=before.ledger)
+    return run(subject, plan, path, verbose)
+
+
+def _subject(
+    design: Design,
+    parts: Parts,
+    *,
+    truth: Mapping[str, float] | None,
+    public_data: TableData | None,
+    clips: bool,
+) -> Subject:
+    """Returns what is rehearsed: the model, its data sets, and what a regression reports."""
     prior = make_prior(**parts.prior)
     model = BayesianModel(prior, functools.partial(likelihood, **parts.likelihood))
     draw = Truth(prior, None if truth is None else _on_model_scale(truth, design, parts))
@@ -138,7 +162,7 @@ def rehearse_regression(
     coordinates = Coordinates(prior, log_scales=True)
     places = {name: place for place, name in enumerate(coordinates.names)}
     inner = parts.names_of_model(design)
-    subject = Subject(
+    return Subject(
         model=model,
         names=names,
         inputs=inputs if public_data is None else _rows_of(public_data, design, parts),
@@ -148,13 +172,20 @@ def rehearse_regression(
         fixed=_fixed(draw, named, names),
         inner=np.array([places.get(inner.get(name, ""), -1) for name in names]),
         bounds=_bounds(design, parts),
-        clips=outside == "clip",
+        clips=clips,
         in_words=functools.partial(
-            in_own_words, family=family, names=inner, is_censored=design.limit is not None
+            in_own_words, family=parts.family, names=inner, is_censored=design.limit is not None
         ),
-        ledger=before.ledger,
     )
-    return run(subject, plan, path, verbose)
+
+
+def _outcomes_in_units(outcomes: np.ndarray, design: Design, parts: Parts) -> np.ndarray:
+    """Returns simulated outcomes of the model as the records' column has them."""
+    column = design.schema.columns[design.outcome]
+    if isinstance(column, Numeric) and parts.family == "ordinal":
+        return outcomes + column.lower
+    scaled = parts.kind.is_scaled
+    return parts.outcome.location + parts.outcome.scale * outcomes if scaled else outcomes
 
 
 class _Before:
@@ -188,14 +219,18 @@ class _Before:
             self._measurement(ledger, num_records, epsilon, delta).charge()
         return ledger
 
-    @property
-    def schema(self) -> Schema:
-        """The schema with typical values of all numbers, which are those of invented records."""
+    def schema(self, values: Mapping[str, np.ndarray]) -> Schema:
+        """Returns the schema with typical values of numbers.
+
+        Args:
+          values: Values of columns, as data sets have them; others stay as they are.
+        """
         columns = dict(self._schema.columns)
         for name in self._columns:
             column = columns[name]
-            assert isinstance(column, Numeric)
-            columns[name] = dataclasses.replace(column, typical=(column.location, column.deviation))
+            if name in values and isinstance(column, Numeric):
+                numbers = np.asarray(column.to_numbers(np.asarray(values[name])), np.float64)
+                columns[name] = with_typical(column, float(numbers.mean()), float(numbers.std()))
         return Schema(columns)
 
     def _measurement(
