@@ -35,8 +35,6 @@ SCHEMA = {
     "diseases": {"type": "continuous", "lower": 0, "upper": 60},
     "health": {"type": "categorical", "categories": ["excellent", "good", "fair or poor"]},
 }
-# A score whose typical values are not public: they take a tenth of the budget.
-MEASURED = ("diseases",)
 # The picture's odds ratios are for these changes.
 CHANGES = {
     "age": ("10 years older", 10.0),
@@ -143,7 +141,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         SCHEMA,
         epsilon=options.epsilon,
         delta=options.delta,
-        measured=MEASURED,
     )
     print(f"{result}\n")
     table = compare(result, people)
@@ -170,7 +167,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     described = {
         "formula": FORMULA,
-        "measured": list(MEASURED),
+        "measured": list(result.parts.measured),
+        "share": result.parts.share,
         "records": len(people),
         "epsilon": report.epsilon,
         "delta": report.delta,

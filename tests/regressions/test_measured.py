@@ -7,7 +7,7 @@ from support.regressions import COLUMNS, FORMULA, OUTCOMES, simulated
 import tfp_dpvi as dpvi
 from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
 from tfp_dpvi.regressions.fit import _measured, described
-from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, _Tree, undescribed
+from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, _Tree
 from tfp_dpvi.rehearsal.call import RehearsalPlan
 from tfp_dpvi.rehearsal.formula import _Before
 
@@ -81,14 +81,16 @@ def test_a_ledger_with_too_little_left_is_not_charged(measured):
         ({"measured": ("wage",)}, "does not use"),
         ({"measured": ("age",), "share": 1.5}, "share"),
         ({"measured": ("age",), "formula": "y ~ age + part", "missing": "indicator"}, None),
-        ({"measured": ("part",), "formula": "y ~ part", "missing": "indicator"}, "may be missing"),
+        ({"measured": ("kind",), "formula": "y ~ kind", "missing": "indicator"}, "may be missing"),
         ({"measured": ("age",), "data": {"age": [200], "y": [1]}, "formula": "y ~ age"}, "outside"),
     ],
 )
 def test_bad_input_spends_nothing(change, message):
     ledger = dpvi.PrivacyLedger(budget_epsilon=1e-3, budget_delta=1e-6)
-    schema = Schema({**SCHEMA.columns, "part": dpvi.data.Continuous(0.0, 1.0, missing=True)})
-    data = {**simulated("bernoulli"), "part": np.full(2000, 0.5)}
+    kind = Categorical(["a", "b"], missing=True)
+    part = Continuous(0.0, 1.0, missing=True)
+    schema = Schema({**SCHEMA.columns, "part": part, "kind": kind})
+    data = {**simulated("bernoulli"), "part": np.full(2000, 0.5), "kind": np.full(2000, "a")}
     arguments = {"formula": FORMULA, "data": data, "family": "bernoulli", "schema": schema}
     with pytest.raises((ValueError, RuntimeError), match=message) as caught:
         dpvi.regression(**{**arguments, **change}, epsilon=1.0, delta=1e-5, ledger=ledger)
@@ -227,9 +229,22 @@ def test_of_a_person_one_row_is_counted():
     assert entry.plan.person.max_rows == 1
 
 
-def test_columns_that_may_be_missing_are_left_out():
-    part = Continuous(0.0, 1.0, missing=True)
-    assert undescribed(Schema({"x": WIDE, "part": part, "sex": Binary()})) == ("x",)
+def test_missing_values_add_nothing():
+    values = np.where(np.arange(4000) % 2, 3e4 + np.arange(4000), np.nan)
+    column, _ = release(Continuous(0.0, 1e7, missing=True), values)
+    assert column.typical[0] == pytest.approx(np.nanmean(values), rel=0.1)
+    assert column.typical[1] < 3e4
+
+
+def test_columns_of_which_bounds_alone_are_known_are_named():
+    """Of 30 records nothing can be seen; with typical values there is no such warning."""
+    data = {"y": np.arange(30) % 2, "age": 20 + np.arange(30)}
+    words = "typical values of age are not known"
+    schema = {"y": {"type": "binary"}, "age": {"type": "integer", "lower": 18, "upper": 90}}
+    found = dpvi.regression("y ~ age", data, "bernoulli", schema, **BUDGET, seed=1)
+    assert any(sentence.startswith(words) for sentence in found.warnings)
+    found.design.schema.columns["age"] = Integer(18, 90, typical=(40.0, 10.0))
+    assert not any(sentence.startswith(words) for sentence in found.warnings)
 
 
 def test_a_right_model_in_bounds_that_are_fifty_times_too_wide_covers():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,8 @@ from tfp_dpvi.calibrated.whitening import (
 )
 from tfp_dpvi.gradients import ClippedGradient, StepSpec
 from tfp_dpvi.training import Mechanism
+
+LOG = logging.getLogger("tfp_dpvi")
 
 # Blocks of steps in public coordinates, and the block with which the window begins.
 _PUBLIC = 3
@@ -317,10 +320,13 @@ class Scoring:
         """
         try:
             self._prepare(step, num_steps, accumulated, mechanism)
-        except (ValueError, np.linalg.LinAlgError):
+        except (ValueError, np.linalg.LinAlgError) as error:
             if not step:
                 raise
             # Privacy was spent: the fit goes on as it was, and the posterior says what it knows.
+            LOG.warning(
+                "What was released gives no coordinates: the fit keeps its own (%s).", error
+            )
             self._go_back()
 
     def _prepare(

@@ -18,7 +18,7 @@ from scipy import stats
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
-from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.data.columns import Numeric, is_missing
 from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
 
@@ -30,7 +30,7 @@ _CLEAR = 4.0
 # The share of a budget is the least of these at which parts with this share of the records are
 # clear, or the largest one; and with the latter columns are measured unasked if half of the records
 # are.
-SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
+SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 _SEEN = 0.13
 _LEAST_SEEN = 0.5
 # A share of a level is at least this one over the number of levels: noise can make it negative.
@@ -45,11 +45,11 @@ _VISIBLE = (0.5, 0.99)
 
 
 def undescribed(schema: Schema) -> tuple[str, ...]:
-    """Returns the columns of numbers of which bounds alone are declared, and none is missing."""
+    """Returns the columns of numbers of which bounds alone are declared."""
     return tuple(
         name
         for name, column in schema.columns.items()
-        if isinstance(column, Numeric) and column.typical is None and not column.missing
+        if isinstance(column, Numeric) and column.typical is None
     )
 
 
@@ -61,16 +61,18 @@ def check_measured(schema: Schema, names: Sequence[str]) -> None:
       names: The columns.
 
     Raises:
-      ValueError: A column is not known, or may be missing.
+      ValueError: A column is not known, or has levels and may be missing.
     """
     if unknown := [name for name in names if name not in schema.columns]:
         raise ValueError(
             f"measured has {unknown}, which the formula does not use: it has "
             f"{', '.join(schema.names)}."
         )
-    if absent := [name for name in names if schema.columns[name].missing]:
+    columns = {name: schema.columns[name] for name in names}
+    levels = [name for name, column in columns.items() if not isinstance(column, Numeric)]
+    if absent := [name for name in levels if columns[name].missing]:
         raise ValueError(
-            f"measured has {absent}, which may be missing: declare typical values in the schema."
+            f"measured has {absent}, whose levels may be missing: declare shares in the schema."
         )
 
 
@@ -250,7 +252,9 @@ class _Tree(NamedTuple):
         if not isinstance(column, Numeric):
             num = 2 if isinstance(column, Binary) else column.num_levels
             return np.bincount(column.encode(name, values), minlength=num).astype(np.float64)
-        leaves = np.searchsorted(self.edges[1:-1], column.numbers_of(name, values), side="right")
+        # A record whose value is missing adds nothing.
+        numbers = column.numbers_of(name, values[~is_missing(values)])
+        leaves = np.searchsorted(self.edges[1:-1], numbers, side="right")
         parts = [
             np.bincount(leaves // _PARTS ** (self.depth - level), minlength=_PARTS**level)
             for level in range(1, self.depth + 1)
@@ -278,6 +282,8 @@ class _Tree(NamedTuple):
         assert isinstance(column, Numeric)
         root = math.sqrt(self.depth)
         levels = np.split(root * noisy, np.cumsum(_PARTS ** np.arange(1, self.depth)))
+        if column.missing:
+            num_records = max(1, round(levels[0].sum()))
         cells = self._cells(levels, root * deviation, num_records)
         if not cells or self._is_spike(cells, root * deviation, num_records):
             return column

@@ -27,6 +27,7 @@ from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows, is_wide
 from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels, standard_intercepts
+from tfp_dpvi.regressions.measured import undescribed
 from tfp_dpvi.regressions.outcomes import Outcome, predicted
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.population import (
@@ -49,6 +50,10 @@ _NUM_DRAWS = 4000
 _NUM_PREDICTIVE = 1000
 _SHARES = ("noise", "data", "prior")
 # How the model's caveat of each warning begins.
+_NOT_KNOWN = (
+    "are not known: in bounds much wider than the records intervals can be wrong, and nothing else "
+    "says so; declare typical=[mean, sd] in the schema, or take a larger epsilon"
+)
 _DO_NOT_TRUST = "do not trust the posterior's intervals: "
 
 
@@ -107,7 +112,11 @@ class Regression:
         checks = self._posterior_summary.checks
         if checks is None:
             return [NO_POSTERIOR]
-        return [self._in_own_words(each) for each in checks.warnings]
+        unknown = ", ".join(undescribed(self.design.schema))
+        return [
+            *(self._in_own_words(each) for each in checks.warnings),
+            *([f"typical values of {unknown} {_NOT_KNOWN}"] if unknown else []),
+        ]
 
     def _in_own_words(self, sentence: str) -> str:
         """Returns a warning of the model in the words of a formula."""
