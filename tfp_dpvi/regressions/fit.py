@@ -119,7 +119,7 @@ def regression(
       measured: Columns whose typical values or shares are not public: these are released first, in
         the same ledger, for `share` of epsilon and delta. None for the numbers of which the schema
         has bounds alone, if so many records can show them; () for no column.
-      share: See `measured`; None for as much as the number of records asks for, .02 to .3.
+      share: See `measured`; None for as much as the number of records asks for, .02 to .5.
       num_records: The public number of records; by default the exact one is taken as public.
       seed: Makes the noise repeatable, and the result *not private*.
       unit: The column of persons, to protect persons with several rows instead of rows: integers
