@@ -236,6 +236,14 @@ def test_missing_values_add_nothing():
     assert column.typical[1] < 3e4
 
 
+def test_numbers_outside_of_the_bounds_are_counted_at_these():
+    values = np.concatenate([np.full(3000, 3e4), [-5.0, 3e7, np.inf]])
+    column, _ = release(WIDE, values)
+    assert column.typical[0] == pytest.approx(3e4, rel=0.1)
+    counts = _Tree.of(WIDE).counts("x", WIDE, np.array([-5.0, 3e7, np.inf]))
+    assert counts.sum() == pytest.approx(3.0 * np.sqrt(_Tree.of(WIDE).depth))
+
+
 def test_columns_of_which_bounds_alone_are_known_are_named():
     """Of 30 records nothing can be seen; with typical values there is no such warning."""
     data = {"y": np.arange(30) % 2, "age": 20 + np.arange(30)}

@@ -18,7 +18,7 @@ from scipy import stats
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
-from tfp_dpvi.data.columns import Numeric, is_missing
+from tfp_dpvi.data.columns import Numeric, converted, is_missing
 from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
 
@@ -252,8 +252,8 @@ class _Tree(NamedTuple):
         if not isinstance(column, Numeric):
             num = 2 if isinstance(column, Binary) else column.num_levels
             return np.bincount(column.encode(name, values), minlength=num).astype(np.float64)
-        # A record whose value is missing adds nothing.
-        numbers = column.numbers_of(name, values[~is_missing(values)])
+        # A record whose value is missing adds nothing; whether others may be outside was checked.
+        numbers, _ = converted(column.to_numbers, values[~is_missing(values)])
         leaves = np.searchsorted(self.edges[1:-1], numbers, side="right")
         parts = [
             np.bincount(leaves // _PARTS ** (self.depth - level), minlength=_PARTS**level)
