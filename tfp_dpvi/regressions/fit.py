@@ -119,7 +119,7 @@ def regression(
       measured: Columns whose typical values or shares are not public: these are released first, in
         the same ledger, for `share` of epsilon and delta. None for the numbers of which the schema
         has bounds alone, if so many records can show them; () for no column.
-      share: See `measured`; None for as much as the number of records asks for, .02 to .3.
+      share: See `measured`; None for as much as the number of records asks for, .02 to .5.
       num_records: The public number of records; by default the exact one is taken as public.
       seed: Makes the noise repeatable, and the result *not private*.
       unit: The column of persons, to protect persons with several rows instead of rows: integers
@@ -165,8 +165,8 @@ def regression(
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
     schema = Schema.of(schema)
-    check.real("epsilon", epsilon, "pass the privacy loss to allow, for example epsilon=1.0")
-    check.real("delta", delta, "pass a probability, for example delta=1e-5")
+    check.epsilon(epsilon)
+    check.delta(delta)
     if isinstance(measured, str) or not isinstance(measured, Iterable | None):
         name = measured if isinstance(measured, str) else "age"
         raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
@@ -188,6 +188,7 @@ def regression(
         parts = dataclasses.replace(parts, measured=found.names, share=found.share)
         y = outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
+        checked = _checked(design, checks, check_columns, data)
     model = DPVI(
         functools.partial(make_prior, **parts.prior),
         functools.partial(likelihood, **parts.likelihood),

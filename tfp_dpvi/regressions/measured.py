@@ -18,7 +18,7 @@ from scipy import stats
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
-from tfp_dpvi.data.columns import Numeric, is_missing
+from tfp_dpvi.data.columns import Numeric, converted, is_missing
 from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
 
@@ -42,6 +42,8 @@ _MOST_SPREAD = 0.9
 _LEAST_SPREAD = 1e-5
 # The share of the records in the parts that are seen, as far as noise lets it be known.
 _VISIBLE = (0.5, 0.99)
+# A deviation below so many finest parts may be that of values on both sides of an edge.
+_RESOLVED = 0.65
 
 
 def undescribed(schema: Schema) -> tuple[str, ...]:
@@ -51,6 +53,28 @@ def undescribed(schema: Schema) -> tuple[str, ...]:
         for name, column in schema.columns.items()
         if isinstance(column, Numeric) and column.typical is None
     )
+
+
+def unresolved(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns columns whose released values are in one finest part, or in two beside each other.
+
+    Their deviation may be far less than the release says.
+
+    Args:
+      schema: The description of the columns, with released typical values.
+      names: The columns that were measured.
+    """
+    return tuple(name for name in names if _is_unresolved(schema.columns[name]))
+
+
+def _is_unresolved(column: Column) -> bool:
+    if not isinstance(column, Numeric) or column.typical is None:
+        return False
+    edges = _Tree.of(column).edges
+    place = int(np.searchsorted(edges[1:-1], column.location, side="right"))
+    width = edges[place + 1] - edges[place]
+    # A part of one whole number hides nothing.
+    return bool(width > column.step and column.deviation < _RESOLVED * width)
 
 
 def check_measured(schema: Schema, names: Sequence[str]) -> None:
@@ -252,8 +276,10 @@ class _Tree(NamedTuple):
         if not isinstance(column, Numeric):
             num = 2 if isinstance(column, Binary) else column.num_levels
             return np.bincount(column.encode(name, values), minlength=num).astype(np.float64)
-        # A record whose value is missing adds nothing.
-        numbers = column.numbers_of(name, values[~is_missing(values)])
+        # A record whose value is missing adds nothing; one beyond the bounds was refused before,
+        # or is clipped.
+        present = values[~is_missing(values)]
+        numbers = column.clipped(converted(column.to_numbers, present)[0])
         leaves = np.searchsorted(self.edges[1:-1], numbers, side="right")
         parts = [
             np.bincount(leaves // _PARTS ** (self.depth - level), minlength=_PARTS**level)
@@ -291,7 +317,8 @@ class _Tree(NamedTuple):
         shares = np.array([cell.num for cell in cells])
         seen = float(np.clip(shares.sum() / num_records, *_VISIBLE))
         shares /= shares.sum()
-        centres = ends.mean(axis=1)
+        # The last number of a part is before its upper edge.
+        centres = ends.mean(axis=1) - column.step / 2.0
         mean = float(shares @ centres)
         # Values of a cell are taken as spread evenly.
         spread = shares @ ((centres - mean) ** 2 + np.diff(ends, axis=1)[:, 0] ** 2 / 12.0)
