@@ -6,6 +6,8 @@ from support.regressions import COLUMNS, FORMULA, OUTCOMES, simulated
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
+from tfp_dpvi.privacy import NeighboringRelation
+from tfp_dpvi.privacy.plan import plan_counts
 from tfp_dpvi.regressions.fit import _measured, described
 from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, _Tree, unresolved
 from tfp_dpvi.rehearsal.call import RehearsalPlan
@@ -296,6 +298,20 @@ def test_a_delta_that_no_fit_can_have_releases_nothing():
     with pytest.raises(ValueError, match="must lie strictly between 0 and 1"):
         dpvi.regression("y ~ x", data, "poisson", schema, epsilon=1.0, delta=1.0, ledger=ledger)
     assert ledger.num_releases == 0
+
+
+def test_a_ledger_of_another_relation_is_not_charged():
+    """The release had the ledger's relation, and the fit, which has none of these, then raised."""
+    ledger = dpvi.PrivacyLedger()
+    relation = NeighboringRelation.REPLACE_ONE
+    (plan,) = plan_counts([("a", 1.0, 1.0)], noise=9.0, neighboring_relation=relation)
+    with ledger.reserved(plan):
+        pass
+    data = {"y": np.arange(2000) % 40, "x": np.full(2000, 3e4)}
+    schema = Schema({"y": Integer(0, 40), "x": WIDE})
+    with pytest.raises(ValueError, match="do not compose"):
+        dpvi.regression("y ~ x", data, "poisson", schema, **BUDGET, ledger=ledger)
+    assert ledger.num_releases == 1
 
 
 def test_values_outside_are_clipped_and_checks_have_bins_where_values_lie(monkeypatch):

@@ -19,7 +19,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
-from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
+from tfp_dpvi.privacy import PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
 
 # Parts of each part, and how often bounds are parted.
@@ -173,8 +173,6 @@ class Measurement:
             [(purpose, math.sqrt(len(names)), 1.0)],
             epsilon=terms.epsilon * share,
             delta=terms.delta * share,
-            neighboring_relation=ledger.neighboring_relation
-            or NeighboringRelation.ADD_OR_REMOVE_ONE,
             num_records=terms.num_records,
         )
         randomness = "secure" if terms.seed is None else ""
