@@ -6,8 +6,10 @@ from support.regressions import COLUMNS, FORMULA, OUTCOMES, simulated
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
+from tfp_dpvi.privacy import NeighboringRelation
+from tfp_dpvi.privacy.plan import plan_counts
 from tfp_dpvi.regressions.fit import _measured, described
-from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, _Tree
+from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, _Tree, unresolved
 from tfp_dpvi.rehearsal.call import RehearsalPlan
 from tfp_dpvi.rehearsal.formula import _Before
 
@@ -80,6 +82,7 @@ def test_a_ledger_with_too_little_left_is_not_charged(measured):
     [
         ({"measured": ("wage",)}, "does not use"),
         ({"measured": ("age",), "share": 1.5}, "share"),
+        ({"share": 0.999}, "leaves too little for the fit: pass at most 0.9"),
         ({"measured": ("age",), "formula": "y ~ age + part", "missing": "indicator"}, None),
         ({"measured": ("kind",), "formula": "y ~ kind", "missing": "indicator"}, "may be missing"),
         ({"measured": ("age",), "data": {"age": [200], "y": [1]}, "formula": "y ~ age"}, "outside"),
@@ -116,6 +119,9 @@ def release(column, values, num=None, epsilon=1.0, seed=0):
     [
         (WIDE, 3.5e4),
         (WIDE, 1e7),
+        # With outside="clip"; "refuse" refused it before.
+        (WIDE, 3e8),
+        (Integer(0, 10), -7),
         (Continuous(0.0, 1e6, scale="log"), 12.0),
         (Integer(0, 10), 7),
         (Integer(1900, 2030), 1965),
@@ -190,6 +196,28 @@ def test_a_spike_says_nothing_of_what_varies():
         values = np.where(generator.random(1500) < 0.6, 0.0, generator.uniform(0.0, 1e7, 1500))
         column, _ = release(WIDE, values, seed=seed)
         assert column.typical is None or column.typical[1] > 0.2 * values.std()
+
+
+def test_the_mean_of_few_whole_numbers_is_among_them():
+    """Middles of [0, 1) and so on were half a number, here 0.9 deviations, too high."""
+    values = np.random.default_rng(6).poisson(0.3, 20000)
+    column, _ = release(Integer(0, 40), values)
+    assert column.typical[0] == pytest.approx(0.3, abs=0.2)
+    assert not unresolved(Schema({"x": column}), ["x"])
+
+
+@pytest.mark.parametrize("middle", [50.0, 5e6])
+def test_what_the_finest_part_hides_is_named(middle):
+    """A deviation 70 times too large, and a slope 118 deviations off, had no warning.
+
+    The second one is at an edge of all parts: values are in two of the finest.
+    """
+    values = np.random.default_rng(7).normal(middle, 10.0, 4000)
+    column, _ = release(WIDE, values, seed=2)
+    assert column.typical[1] > 50.0 * values.std()
+    assert unresolved(Schema({"x": column}), ["x"]) == ("x",)
+    narrow, _ = release(Continuous(0.0, 2.0 * middle), values, seed=2)
+    assert bool(unresolved(Schema({"x": narrow}), ["x"])) == (middle == 5e6)
 
 
 # ---------------------------------------------------------------------- unasked
@@ -270,6 +298,49 @@ def test_a_right_model_in_bounds_that_are_fifty_times_too_wide_covers():
     assert result.warnings == []
     text = " ".join(result.report().split())
     assert "typical values of y, dollars: released from the records" in text
+
+
+def test_a_delta_that_no_fit_can_have_releases_nothing():
+    ledger = dpvi.PrivacyLedger()
+    data = {"y": np.arange(2000) % 40, "x": np.full(2000, 3e4)}
+    schema = Schema({"y": Integer(0, 40), "x": WIDE})
+    with pytest.raises(ValueError, match="must lie strictly between 0 and 1"):
+        dpvi.regression("y ~ x", data, "poisson", schema, epsilon=1.0, delta=1.0, ledger=ledger)
+    assert ledger.num_releases == 0
+
+
+def test_a_ledger_of_another_relation_is_not_charged():
+    """The release had the ledger's relation, and the fit, which has none of these, then raised."""
+    ledger = dpvi.PrivacyLedger()
+    relation = NeighboringRelation.REPLACE_ONE
+    (plan,) = plan_counts([("a", 1.0, 1.0)], noise=9.0, neighboring_relation=relation)
+    with ledger.reserved(plan):
+        pass
+    data = {"y": np.arange(2000) % 40, "x": np.full(2000, 3e4)}
+    schema = Schema({"y": Integer(0, 40), "x": WIDE})
+    with pytest.raises(ValueError, match="do not compose"):
+        dpvi.regression("y ~ x", data, "poisson", schema, **BUDGET, ledger=ledger)
+    assert ledger.num_releases == 1
+
+
+def test_values_outside_are_clipped_and_checks_have_bins_where_values_lie(monkeypatch):
+    """Bins of the bounds alone have all records in one, and such a check finds nothing."""
+    given = {}
+
+    def keep(model, *_, **settings):
+        given.update(settings)
+        raise StopIteration
+
+    monkeypatch.setattr(dpvi.DPVI, "fit", keep)
+    values = np.random.default_rng(8).normal(3e4, 1e3, 4000)
+    values[0] = 1e9
+    data = {"y": np.arange(4000) % 50, "x": values}
+    schema = Schema({"y": Integer(0, 40), "x": WIDE})
+    settings = {"outside": "clip", "checks": 0.2, "seed": 1, **BUDGET}
+    with pytest.raises(StopIteration):
+        dpvi.regression("y ~ x", data, "poisson", schema, **settings)
+    shares = np.bincount(given["check_columns"]["x"].codes, minlength=5) / 4000
+    assert shares.max() < 0.7
 
 
 def test_a_rehearsal_spends_what_the_fit_will():

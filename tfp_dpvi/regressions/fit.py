@@ -36,6 +36,7 @@ from tfp_dpvi.regressions.families import (
     make_prior,
 )
 from tfp_dpvi.regressions.measured import (
+    MOST_SHARE,
     SHARES,
     Measurement,
     Terms,
@@ -165,8 +166,8 @@ def regression(
     depends on the records, and is not covered; `outside="clip"` avoids it for numbers.
     """
     schema = Schema.of(schema)
-    check.real("epsilon", epsilon, "pass the privacy loss to allow, for example epsilon=1.0")
-    check.real("delta", delta, "pass a probability, for example delta=1e-5")
+    check.epsilon(epsilon)
+    check.delta(delta)
     if isinstance(measured, str) or not isinstance(measured, Iterable | None):
         name = measured if isinstance(measured, str) else "age"
         raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
@@ -188,6 +189,7 @@ def regression(
         parts = dataclasses.replace(parts, measured=found.names, share=found.share)
         y = outcome_values(design, family, parts.outcome, data)
         rows = design.rows(data)
+        checked = _checked(design, checks, check_columns, data)
     model = DPVI(
         functools.partial(make_prior, **parts.prior),
         functools.partial(likelihood, **parts.likelihood),
@@ -246,6 +248,13 @@ def _measured(
     columns = tuple(dict.fromkeys(undescribed(schema) if names is None else names))
     check_measured(schema, columns)
     shares = SHARES if share is None else (check.probability("share", share),)
+    if shares[-1] > MOST_SHARE:
+        raise ValueError(
+            f"share={check.shown(share)} leaves too little for the fit: pass at most "
+            f"{MOST_SHARE:g}, or None."
+        )
+    if not isinstance(ledger, PrivacyLedger | None):
+        raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
     if not columns:
         return None
     arrays = schema.part(columns).arrays(data)

@@ -19,7 +19,7 @@ from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
-from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
+from tfp_dpvi.privacy import PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
 
 # Parts of each part, and how often bounds are parted.
@@ -32,6 +32,7 @@ _CLEAR = 4.0
 # are.
 SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 _SEEN = 0.13
+MOST_SHARE = 0.9
 _LEAST_SEEN = 0.5
 # A share of a level is at least this one over the number of levels: noise can make it negative.
 _LEAST_SHARE = 0.05
@@ -42,6 +43,8 @@ _MOST_SPREAD = 0.9
 _LEAST_SPREAD = 1e-5
 # The share of the records in the parts that are seen, as far as noise lets it be known.
 _VISIBLE = (0.5, 0.99)
+# A deviation below so many finest parts may be that of values on both sides of an edge.
+_RESOLVED = 0.65
 
 
 def undescribed(schema: Schema) -> tuple[str, ...]:
@@ -51,6 +54,28 @@ def undescribed(schema: Schema) -> tuple[str, ...]:
         for name, column in schema.columns.items()
         if isinstance(column, Numeric) and column.typical is None
     )
+
+
+def unresolved(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns columns whose released values are in one finest part, or in two beside each other.
+
+    Their deviation may be far less than the release says.
+
+    Args:
+      schema: The description of the columns, with released typical values.
+      names: The columns that were measured.
+    """
+    return tuple(name for name in names if _is_unresolved(schema.columns[name]))
+
+
+def _is_unresolved(column: Column) -> bool:
+    if not isinstance(column, Numeric) or column.typical is None:
+        return False
+    edges = _Tree.of(column).edges
+    place = int(np.searchsorted(edges[1:-1], column.location, side="right"))
+    width = edges[place + 1] - edges[place]
+    # A part of one whole number hides nothing.
+    return bool(width > column.step and column.deviation < _RESOLVED * width)
 
 
 def check_measured(schema: Schema, names: Sequence[str]) -> None:
@@ -149,8 +174,6 @@ class Measurement:
             [(purpose, math.sqrt(len(names)), 1.0)],
             epsilon=terms.epsilon * share,
             delta=terms.delta * share,
-            neighboring_relation=ledger.neighboring_relation
-            or NeighboringRelation.ADD_OR_REMOVE_ONE,
             num_records=terms.num_records,
         )
         randomness = "secure" if terms.seed is None else ""
@@ -252,8 +275,10 @@ class _Tree(NamedTuple):
         if not isinstance(column, Numeric):
             num = 2 if isinstance(column, Binary) else column.num_levels
             return np.bincount(column.encode(name, values), minlength=num).astype(np.float64)
-        # A record whose value is missing adds nothing; whether others may be outside was checked.
-        numbers, _ = converted(column.to_numbers, values[~is_missing(values)])
+        # A record whose value is missing adds nothing; one beyond the bounds was refused before,
+        # or is clipped.
+        present = values[~is_missing(values)]
+        numbers = column.clipped(converted(column.to_numbers, present)[0])
         leaves = np.searchsorted(self.edges[1:-1], numbers, side="right")
         parts = [
             np.bincount(leaves // _PARTS ** (self.depth - level), minlength=_PARTS**level)
@@ -291,7 +316,8 @@ class _Tree(NamedTuple):
         shares = np.array([cell.num for cell in cells])
         seen = float(np.clip(shares.sum() / num_records, *_VISIBLE))
         shares /= shares.sum()
-        centres = ends.mean(axis=1)
+        # The last number of a part is before its upper edge.
+        centres = ends.mean(axis=1) - column.step / 2.0
         mean = float(shares @ centres)
         # Values of a cell are taken as spread evenly.
         spread = shares @ ((centres - mean) ** 2 + np.diff(ends, axis=1)[:, 0] ** 2 / 12.0)

@@ -27,7 +27,7 @@ from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows, is_wide
 from tfp_dpvi.regressions.families import NUM_POINTS, Layout, outcome_levels, standard_intercepts
-from tfp_dpvi.regressions.measured import undescribed
+from tfp_dpvi.regressions.measured import undescribed, unresolved
 from tfp_dpvi.regressions.outcomes import Outcome, predicted
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.population import (
@@ -112,7 +112,8 @@ class Regression:
         checks = self._posterior_summary.checks
         if checks is None:
             return [NO_POSTERIOR]
-        unknown = ", ".join(undescribed(self.design.schema))
+        schema = self.design.schema
+        unknown = ", ".join([*undescribed(schema), *unresolved(schema, self.parts.measured)])
         return [
             *(self._in_own_words(each) for each in checks.warnings),
             *([f"typical values of {unknown} {_NOT_KNOWN}"] if unknown else []),
