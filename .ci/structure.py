@@ -192,7 +192,8 @@ LIMITS = {
     # noise hides did, in silence; and weights of zero and areas without names were accepted.
     # 181 for typical values that are released where a schema has bounds alone, which by far too
     # wide ones made intervals wrong by fifty of their standard deviations, and rehearsals of these.
-    # 13 to say that all values are in the finest part, with which a slope was 118 deviations off.
+    # 18 to say that all values are in the finest part, with which a slope was 118 deviations off,
+    # and to refuse shares that leave nothing for the fit.
     "statements": 26_509,
     # A type that says nothing finds no error; `tfd: Any` hides one at each use. Aim: protocols.
     # 42 for formulae, pandas and matplotlib, which ship no types; 11 for identifiers of any type;
