@@ -19,6 +19,7 @@ from tfp_dpvi.checking import Bins
 from tfp_dpvi.checking.declared import CheckedOutcome, Declared
 from tfp_dpvi.checking.release import Release
 from tfp_dpvi.federated import Factor, Hospital, MessageHospital, Study, Task
+from tfp_dpvi.regressions.measured import Measurement, Terms
 from tfp_dpvi.synthetic.releases import CountReleases
 from tfp_dpvi.training.budget import PrivacyTarget
 
@@ -194,9 +195,19 @@ def scores(shift):
     return [result.score, result.difference, result.noise_sd, result.sampling_sd]
 
 
+def typical_values(shift):
+    """Of a column of which bounds alone are known."""
+    terms = Terms(epsilon=9.0, delta=1e-5, num_records=600)
+    schema = dpvi.data.Schema({"x": dpvi.data.Continuous(0.0, 1e3)})
+    release = Measurement(schema, ["x"], dpvi.PrivacyLedger(), 0.5, terms)
+    column = release.release({"x": np.linspace(1.0, 90.0, 600) + 100.0 * shift}).columns["x"]
+    return column.typical or (0.0, 0.0)
+
+
 RELEASES = [
     gradients,
     pairs,
+    typical_values,
     moments,
     counts,
     checks,
@@ -245,6 +256,7 @@ SINGLE = {
     "selection/scores.py": scores,
     "checking/release.py": checks,
     "synthetic/releases.py": counts,
+    "regressions/measured.py": typical_values,
     "federated/on_messages.py": functools.partial(message, **SECURE),
 }
 DRAWERS = {"optimizers/dp_keras.py", *SINGLE}

@@ -292,7 +292,8 @@ def refuse_weights(weights: np.ndarray, max_weight: float | None) -> None:
       max_weight: The public largest weight, or None.
 
     Raises:
-      ValueError: A weight is not finite, negative or above the largest one, or all are 0.
+      ValueError: A weight is not finite, negative or above the largest one; or all are 0, where there is
+        a largest one.
     """
     if not (finite := np.isfinite(weights)).all():
         raise ValueError(
@@ -308,7 +309,7 @@ def refuse_weights(weights: np.ndarray, max_weight: float | None) -> None:
             f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare a "
             "larger max_weight, or trim the weights by a public rule."
         )
-    if not weights.any():
+    if max_weight is not None and not weights.any():
         raise ValueError("sample_weight is 0 for all records: no record would count.")
 
 
