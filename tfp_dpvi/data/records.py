@@ -292,8 +292,8 @@ def refuse_weights(weights: np.ndarray, max_weight: float | None) -> None:
       max_weight: The public largest weight, or None.
 
     Raises:
-      ValueError: A weight is not finite, negative or above the largest one; or all are 0, where there is
-        a largest one.
+      ValueError: A weight is not finite, negative or above the largest one; or all are 0, where
+        there is a largest one.
     """
     if not (finite := np.isfinite(weights)).all():
         raise ValueError(
