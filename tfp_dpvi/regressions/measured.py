@@ -28,12 +28,14 @@ _DEPTH = 4
 # A part has values if its count is above so many standard deviations of the noise.
 _CLEAR = 4.0
 # The share of a budget is the least of these at which parts with this share of the records are
-# clear, or the largest one; and with the latter columns are measured unasked if half of the records
-# are.
+# clear. From the third number on it is enough if half of the records are, without which columns
+# are not measured unasked: the fit needs the rest.
 SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 _SEEN = 0.13
-MOST_SHARE = 0.9
+_MUCH = 0.3
 _LEAST_SEEN = 0.5
+# The largest share that may be asked for.
+MOST_SHARE = 0.9
 # A share of a level is at least this one over the number of levels: noise can make it negative.
 _LEAST_SHARE = 0.05
 # Typical values are so far from the bounds, over their distance, and deviations at most so many
@@ -199,7 +201,7 @@ class Measurement:
         """
         for share in shares:
             release = cls(schema, names, ledger, share, terms)
-            if release.seen < _SEEN:
+            if release.seen < (_SEEN if share < _MUCH else _LEAST_SEEN):
                 break
         return release
 
