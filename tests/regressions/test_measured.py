@@ -8,8 +8,16 @@ import tfp_dpvi as dpvi
 from tfp_dpvi.data import Binary, Categorical, Continuous, Integer, Schema
 from tfp_dpvi.privacy import NeighboringRelation
 from tfp_dpvi.privacy.plan import plan_counts
-from tfp_dpvi.regressions.fit import _measured, described
-from tfp_dpvi.regressions.measured import SHARES, Measurement, Terms, _Tree, unresolved
+from tfp_dpvi.regressions.fit import described
+from tfp_dpvi.regressions.measured import (
+    SHARES,
+    Measurement,
+    Records,
+    Terms,
+    _Tree,
+    measured_schema,
+    unresolved,
+)
 from tfp_dpvi.rehearsal.call import RehearsalPlan
 from tfp_dpvi.rehearsal.formula import _Before
 
@@ -82,6 +90,7 @@ def test_a_ledger_with_too_little_left_is_not_charged(measured):
     [
         ({"measured": ("wage",)}, "does not use"),
         ({"measured": ("age",), "share": 1.5}, "share"),
+        ({"num_records": 0}, "num_records=0"),
         ({"share": 0.999}, "leaves too little for the fit: pass at most 0.9"),
         ({"measured": ("age",), "formula": "y ~ age + part", "missing": "indicator"}, None),
         ({"measured": ("kind",), "formula": "y ~ kind", "missing": "indicator"}, "may be missing"),
@@ -231,7 +240,8 @@ def measured_of(num, names=None, unit_ids=None, **columns):
     data |= {name: np.ones(num) for name in columns}
     ledger = dpvi.PrivacyLedger()
     terms = Terms(**BUDGET, num_records=0, seed=3)
-    return _measured(design, names, None, data, ledger, unit_ids, terms), ledger
+    records = Records(data, ledger, unit_ids)
+    return measured_schema(design.schema, names, None, records, terms), ledger
 
 
 def test_numbers_with_bounds_alone_are_measured_and_no_others():
@@ -353,6 +363,7 @@ def test_a_rehearsal_spends_what_the_fit_will():
     described = before.schema({"x": np.array([2e6, 4e6])}).columns
     assert described["x"].typical == (3e6, 1e6)
     assert described["y"].typical is None
+    assert before.schema({"x": np.array([2e6, 4e6, np.nan])}).columns["x"].typical == (3e6, 1e6)
     few = _Before(schema, RehearsalPlan.checked([50, 9000], 1.0, 1e-5, num=2, level=0.9, seed=0))
     assert not few.is_made
     assert few.ledger(9000, 1.0, 1e-5).num_releases == 0

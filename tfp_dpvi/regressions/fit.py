@@ -7,7 +7,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.records import check_max_weight, refuse_weights
 from tfp_dpvi.data.schema import Described
-from tfp_dpvi.data.units import Identifiers, make_units
 from tfp_dpvi.models import DPVI
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions import words
@@ -35,14 +34,7 @@ from tfp_dpvi.regressions.families import (
     likelihood,
     make_prior,
 )
-from tfp_dpvi.regressions.measured import (
-    MOST_SHARE,
-    SHARES,
-    Measurement,
-    Terms,
-    check_measured,
-    undescribed,
-)
+from tfp_dpvi.regressions.measured import Records, Terms, measured_schema
 from tfp_dpvi.regressions.outcomes import FAMILIES
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.result import Regression
@@ -143,7 +135,8 @@ def regression(
 
     Raises:
       ImportError: formulae is not installed.
-      ValueError: Formula, schema and data do not fit; no privacy was spent.
+      ValueError: Formula, schema and data do not fit; no privacy was spent. A fit that stops for
+        another reason after typical values were released has spent their share.
 
     ```python
     >>> import numpy as np
@@ -168,6 +161,8 @@ def regression(
     schema = Schema.of(schema)
     check.epsilon(epsilon)
     check.delta(delta)
+    if num_records is not None:
+        check.count("num_records", num_records, 1)
     if isinstance(measured, str) or not isinstance(measured, Iterable | None):
         name = measured if isinstance(measured, str) else "age"
         raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
@@ -182,7 +177,8 @@ def regression(
     checked = _checked(design, checks, check_columns, data)
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
-    found = _measured(design, measured, share, data, ledger, persons.get("unit_ids"), terms)
+    records = Records(data, ledger, persons.get("unit_ids"))
+    found = measured_schema(design.schema, measured, share, records, terms)
     if found is not None:
         ledger = found.ledger
         design, parts = described(formula, family, found.schema, priors, unit, **described_by)
@@ -210,74 +206,6 @@ def regression(
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
     return result
-
-
-class _Measured(NamedTuple):
-    """Columns whose typical values were released, for which share, and what has them."""
-
-    names: tuple[str, ...]
-    share: float
-    schema: Schema
-    ledger: PrivacyLedger
-
-
-def _measured(
-    design: Design,
-    names: Sequence[str] | None,
-    share: float | None,
-    data: TableData,
-    ledger: PrivacyLedger | None,
-    unit_ids: Identifiers,
-    terms: Terms,
-) -> _Measured | None:
-    """Releases typical values of columns, or of those of which bounds alone are known.
-
-    Args:
-      design: The design of the formula.
-      names: The columns, or None for the latter, if so many records can show them.
-      share: As in `regression`.
-      data: The records.
-      ledger: As in `regression`.
-      unit_ids: Identifiers of persons, or None.
-      terms: Those of the whole regression; 0 records for the exact number.
-
-    Returns:
-      None if no column is measured: nothing was released.
-    """
-    schema = design.schema
-    columns = tuple(dict.fromkeys(undescribed(schema) if names is None else names))
-    check_measured(schema, columns)
-    shares = SHARES if share is None else (check.probability("share", share),)
-    if shares[-1] > MOST_SHARE:
-        raise ValueError(
-            f"share={check.shown(share)} leaves too little for the fit: pass at most "
-            f"{MOST_SHARE:g}, or None."
-        )
-    if not isinstance(ledger, PrivacyLedger | None):
-        raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
-    if not columns:
-        return None
-    arrays = schema.part(columns).arrays(data)
-    num_rows = len(arrays[columns[0]])
-    person = None
-    if unit_ids is not None:
-        # A person is counted as one row, chosen at random.
-        units = make_units(unit_ids, num_rows, 1, seed=terms.seed)
-        arrays = {name: units.group_array(values) for name, values in arrays.items()}
-        num_rows, person = len(units.places), units.person
-    ledger = PrivacyLedger() if ledger is None else ledger
-    terms = terms._replace(num_records=terms.num_records or num_rows, person=person)
-    measurement = Measurement.chosen(schema, columns, ledger, shares, terms)
-    spent = ledger.epsilon(terms.delta) if ledger.num_releases else 0.0
-    is_left = spent < (1.0 - measurement.share) * terms.epsilon
-    if names is None and not (measurement.can_show and is_left):
-        return None
-    if not is_left:
-        raise ValueError(
-            f"epsilon={terms.epsilon:g} is the total of the ledger, of which {spent:.3g} was "
-            "spent: too little is left to measure columns and to fit."
-        )
-    return _Measured(columns, measurement.share, measurement.release(arrays), ledger)
 
 
 def described(

@@ -10,17 +10,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from tfp_dpvi import _random
+from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
+from tfp_dpvi.data.units import Identifiers, make_units
 from tfp_dpvi.privacy import PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
+
+if TYPE_CHECKING:
+    from tfp_dpvi.data.schema import TableData
 
 # Parts of each part, and how often bounds are parted.
 _PARTS = 8
@@ -243,6 +248,94 @@ class Measurement:
                 columns[name], part.numpy(), deviation, self._terms.num_records
             )
         return Schema(columns)
+
+
+class Records(NamedTuple):
+    """The records to measure, and the ledger that pays.
+
+    Attributes:
+      data: A data set with the columns, one row a record.
+      ledger: The ledger, or None for a new one in memory.
+      unit_ids: Identifiers of persons, or None.
+    """
+
+    data: TableData
+    ledger: PrivacyLedger | None
+    unit_ids: Identifiers = None
+
+
+class Released(NamedTuple):
+    """A schema with released typical values.
+
+    Attributes:
+      names: The columns that were measured.
+      share: The share of the budget that was spent.
+      schema: The schema.
+      ledger: The ledger that paid.
+    """
+
+    names: tuple[str, ...]
+    share: float
+    schema: Schema
+    ledger: PrivacyLedger
+
+
+def measured_schema(
+    schema: Schema,
+    names: Sequence[str] | None,
+    share: float | None,
+    records: Records,
+    terms: Terms,
+) -> Released | None:
+    """Releases typical values of columns, or of those of which bounds alone are known.
+
+    Args:
+      schema: The description of the columns.
+      names: The columns, or None for those of bounds alone, if so many records can show them.
+      share: The share of the budget, or None for as much as the number of records asks for.
+      records: The records.
+      terms: Those of the whole fit; 0 records for the exact number.
+
+    Returns:
+      None if no column is measured: nothing was released.
+
+    Raises:
+      ValueError: Columns cannot be measured, or too little is left for the fit.
+      TypeError: The ledger is not a ledger.
+    """
+    columns = tuple(dict.fromkeys(undescribed(schema) if names is None else names))
+    check_measured(schema, columns)
+    shares = SHARES if share is None else (check.probability("share", share),)
+    if shares[-1] > MOST_SHARE:
+        raise ValueError(
+            f"share={check.shown(share)} leaves too little for the fit: pass at most "
+            f"{MOST_SHARE:g}, or None."
+        )
+    if not isinstance(records.ledger, PrivacyLedger | None):
+        raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(records.ledger)}.")
+    if not columns:
+        return None
+    arrays = schema.part(columns).arrays(records.data)
+    num_rows = len(arrays[columns[0]])
+    person = None
+    if records.unit_ids is not None:
+        # A person is counted as one row, chosen at random.
+        units = make_units(records.unit_ids, num_rows, 1, seed=terms.seed)
+        arrays = {name: units.group_array(values) for name, values in arrays.items()}
+        num_rows, person = len(units.places), units.person
+    ledger = PrivacyLedger() if records.ledger is None else records.ledger
+    terms = terms._replace(num_records=terms.num_records or num_rows, person=person)
+    measurement = Measurement.chosen(schema, columns, ledger, shares, terms)
+    spent = ledger.epsilon(terms.delta) if ledger.num_releases else 0.0
+    is_left = spent < (1.0 - measurement.share) * terms.epsilon
+    if names is None and not (measurement.can_show and is_left):
+        return None
+    if not is_left:
+        raise ValueError(
+            f"epsilon={terms.epsilon:g} is the total of the ledger, of which {spent:.3g} was "
+            "spent: too little is left to measure columns and to fit."
+        )
+    return Released(columns, measurement.share, measurement.release(arrays), ledger)
 
 
 class _Cell(NamedTuple):

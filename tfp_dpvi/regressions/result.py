@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 4000
 _NUM_PREDICTIVE = 1000
 _SHARES = ("noise", "data", "prior")
-# How the model's caveat of each warning begins.
 _NOT_KNOWN = (
     "are not known: in bounds much wider than the records intervals can be wrong, and nothing else "
     "says so; declare typical=[mean, sd] in the schema, or take a larger epsilon"
 )
+# How the model's caveat of each warning begins.
 _DO_NOT_TRUST = "do not trust the posterior's intervals: "
 
 

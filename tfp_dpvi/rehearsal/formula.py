@@ -16,7 +16,7 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.coordinates import Coordinates
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import Schema
-from tfp_dpvi.data.columns import Numeric
+from tfp_dpvi.data.columns import Numeric, is_missing
 from tfp_dpvi.privacy import PrivacyLedger
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
@@ -229,7 +229,8 @@ class _Before:
         for name in self._columns:
             column = columns[name]
             if name in values and isinstance(column, Numeric):
-                numbers = np.asarray(column.to_numbers(np.asarray(values[name])), np.float64)
+                array = np.asarray(values[name])
+                numbers = column.to_numbers(array[~is_missing(array)])
                 columns[name] = with_typical(column, float(numbers.mean()), float(numbers.std()))
         return Schema(columns)
 
