@@ -1,5 +1,6 @@
 """Resident workers as real processes, killed with SIGKILL in the middle of a round: the others go on and no ledger under-counts."""
 
+import contextlib
 import os
 import pathlib
 import random
@@ -18,10 +19,20 @@ from support.federation import answer
 
 import tfp_dpvi as dpvi
 from tfp_dpvi.data import Binary, Continuous, Integer, Schema
-from tfp_dpvi.federated import Factor, MessageError, Server, StudyTerms, Synchronous
+from tfp_dpvi.federated import (
+    ColumnCounts,
+    Factor,
+    MessageError,
+    Server,
+    StudyTerms,
+    Synchronous,
+    described_together,
+)
 from tfp_dpvi.federated.columns import Columns
+from tfp_dpvi.federated.deployment import worker
 from tfp_dpvi.federated.deployment.proxy import WorkerError, ask
 from tfp_dpvi.federated.deployment.worker import read_records, serve
+from tfp_dpvi.privacy import PrivacyLedger
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "federated"
@@ -236,3 +247,38 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, says):
     without = types.SimpleNamespace(columns=None)
     with pytest.raises(ValueError, match="need a schema"):
         read_records(str(tmp_path / "records.csv"), without)
+
+
+def bounds_study():
+    """The study before hospitals know typical values."""
+    return types.SimpleNamespace(
+        columns=Columns(Schema({"age": Continuous(0.0, 500.0), "ill": Binary()}), "ill")
+    )
+
+
+def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "bounds", types.SimpleNamespace(make=bounds_study))
+    rng = np.random.default_rng(0)
+    ages = pd.DataFrame({"age": rng.normal(50.0, 9.0, 4000), "ill": 1})
+    ages.to_csv("berlin.csv", index=False)
+    command = ["--study", "bounds:make", "--data", "berlin.csv", "--name", "berlin"]
+    command += ["--ledger", "berlin.ledger", "--epsilon", "1", "--count-columns", "berlin.json"]
+    with pytest.raises(SystemExit):
+        worker.main(command)
+    assert "--num-hospitals is missing" in capsys.readouterr().err
+    monkeypatch.setattr(worker.access, "check_unchangeable", lambda *given: None)
+    monkeypatch.setattr(worker.access, "check_private", lambda *given: None)
+    monkeypatch.setattr(worker.access, "checked_imports", lambda name: contextlib.nullcontext())
+    command += ["--num-hospitals", "1"]
+    assert worker.main(command) == 0
+    counts = ColumnCounts.load("berlin.json")
+    schema = described_together(bounds_study().columns.schema, [counts])
+    mean, deviation = schema.columns["age"].typical
+    assert mean == pytest.approx(50.0, abs=9.0)
+    assert 4.5 < deviation < 27.0
+    # A second call neither spends nor writes.
+    assert worker.main(command) == 2
+    assert "exists: columns are counted once" in capsys.readouterr().err
+    with PrivacyLedger("berlin.ledger") as ledger:
+        assert ledger.num_releases == 1

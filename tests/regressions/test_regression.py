@@ -109,7 +109,7 @@ def test_predictions_effects_and_text(poisson):
     assert text.splitlines()[0].endswith("NOT PRIVATE")
     assert "<table" in poisson._repr_html_()
     report = poisson.report()
-    for part in ("typically 45000 +- 30000 (declared)", "prior of income", "Privacy report"):
+    for part in ("typically 45000 +- 30000 (given)", "prior of income", "Privacy report"):
         assert part in report
 
 

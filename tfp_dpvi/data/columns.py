@@ -233,7 +233,7 @@ class Numeric(Column):
         """See `Column.described`."""
         unit = f" {self.unit}" if self.unit else ""
         bounds = f"{self.as_text(self.lower)} to {self.as_text(self.upper)}{unit}"
-        source = "declared" if self.typical is not None else "from the bounds"
+        source = "given" if self.typical is not None else "from the bounds"
         return f"{bounds}, typically {self.location:g} +- {self.deviation:g} ({source})"
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
@@ -572,7 +572,7 @@ class Categorical(Column):
         shown = [str(category) for category in self.categories[:_MOST_SHOWN]]
         more = len(self.categories) - len(shown)
         rest = f" and {more} more" if more else ""
-        shares = "equal shares assumed" if self.shares is None else "shares declared"
+        shares = "equal shares assumed" if self.shares is None else "shares given"
         return f"one of {', '.join(shown)}{rest} ({shares})"
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:

@@ -10,7 +10,8 @@ Read the files in this order. Each imports from those before it only.
 * `schedules` says when a server asks whom, `member` what it knows of each hospital, and `saved` how
   that is saved; `server` runs a study, `status` shows it, and `aggregation` adds up sums that are
   only seen together.
-* `columns` are what hospitals share of their tables; `effects` differ between hospitals; `window`
+* `columns` are what hospitals share of their tables, and `counts` tell their typical values before
+  there is a study; `effects` differ between hospitals; `window`
   releases the sums, and `calibrated` is the posterior of them. `study` is the model, and `formula`
   that of a regression.
 * `scoring` and `refiner` make a hospital's local steps; `release` adds noise in each, `hospital`
@@ -35,6 +36,7 @@ from tfp_dpvi.federated.trusted import AgreedSum, TrustedSum
 
 if TYPE_CHECKING:
     from tfp_dpvi.federated.calibrated import StudyDraws, StudyPosterior
+    from tfp_dpvi.federated.counts import ColumnCounts, count_columns, described_together
     from tfp_dpvi.federated.formula import RegressionStudy
     from tfp_dpvi.federated.hospital import Hospital
     from tfp_dpvi.federated.on_messages import MessageHospital
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 _LATER = {"Hospital": "hospital", "MessageHospital": "on_messages", "Study": "study"}
 _LATER |= {"StudyDraws": "calibrated", "StudyPosterior": "calibrated"}
+_LATER |= dict.fromkeys(("ColumnCounts", "count_columns", "described_together"), "counts")
 _LATER |= {"RegressionStudy": "formula", "rehearse_study": "rehearsal"}
 _LATER |= dict.fromkeys(("History", "hospital_of", "simulate"), "simulation")
 
@@ -51,6 +54,7 @@ __all__ = [
     "Aggregation",
     "AgreedSum",
     "Asynchronous",
+    "ColumnCounts",
     "Factor",
     "History",
     "Hospital",
@@ -70,6 +74,8 @@ __all__ = [
     "Synchronous",
     "Task",
     "TrustedSum",
+    "count_columns",
+    "described_together",
     "guard",
     "hospital_of",
     "product",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -14,14 +16,18 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.calibrated.summary import PosteriorSummary, statistics_of
 from tfp_dpvi.data import Schema
-from tfp_dpvi.federated.calibrated import StudyPosterior
+from tfp_dpvi.federated.calibrated import Released, StudyPosterior
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.optimizers import InformationOptimizer
 from tfp_dpvi.regressions.checking import outcome_values
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described
+from tfp_dpvi.regressions.measured import undescribed
 from tfp_dpvi.regressions.parts import Parts
+from tfp_dpvi.regressions.words import NOT_KNOWN
+
+_LOG = logging.getLogger("tfp_dpvi")
 
 _EXAMPLES = 4
 _SEED = 7
@@ -184,6 +190,20 @@ class RegressionStudy(Study):
             place = self.design.terms[effect]
             names += [f"coefficients[{number}]" for number in range(place.start, place.stop)]
         return names
+
+    def calibrated_posterior(self, released: Released, *, weights: str = "sum") -> StudyPosterior:
+        """See `Study.calibrated_posterior`; columns of which bounds alone are known are a fault.
+
+        Args:
+          released: The study's server, or its history.
+          weights: As of `Study.calibrated_posterior`.
+        """
+        posterior = super().calibrated_posterior(released, weights=weights)
+        if not (unknown := undescribed(self.design.schema)):
+            return posterior
+        fault = f"typical values of {', '.join(unknown)} {NOT_KNOWN}, or `count_columns`"
+        _LOG.warning("Do not trust the posterior's intervals: %s.", fault)
+        return dataclasses.replace(posterior, faults=(*posterior.faults, fault))
 
     def summary(self, posterior: StudyPosterior, *, seed: int = 0) -> PosteriorSummary:
         """Returns a table of a posterior in the units of the formula.

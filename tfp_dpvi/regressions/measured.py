@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from tfp_dpvi._tf import tf
 from tfp_dpvi.data import Binary, Categorical, Column, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
 from tfp_dpvi.data.units import Identifiers, make_units
-from tfp_dpvi.privacy import PersonUnit, PrivacyLedger
+from tfp_dpvi.privacy import NeighboringRelation, PersonUnit, PrivacyLedger
 from tfp_dpvi.privacy.plan import plan_counts
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ class Terms(NamedTuple):
       num_records: The public number of records, or of persons.
       person: What is public of a person, of whom one row is counted; None for records.
       seed: Makes the release repeatable and *not private*.
+      num_hospitals: How many hospitals of about so many records add up their counts.
+      relation: The relation of data sets that the guarantee compares.
     """
 
     epsilon: float
@@ -140,6 +142,8 @@ class Terms(NamedTuple):
     num_records: int
     person: PersonUnit | None = None
     seed: int | None = None
+    num_hospitals: int = 1
+    relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 class Measurement:
@@ -182,6 +186,7 @@ class Measurement:
             epsilon=terms.epsilon * share,
             delta=terms.delta * share,
             num_records=terms.num_records,
+            neighboring_relation=terms.relation,
         )
         randomness = "secure" if terms.seed is None else ""
         self._plan = plan.replace(randomness=randomness, person=terms.person)
@@ -216,6 +221,21 @@ class Measurement:
             pass
 
     @property
+    def deviation(self) -> float:
+        """The standard deviation of the noise on each count."""
+        return self._plan.deviation
+
+    @property
+    def is_affordable(self) -> bool:
+        """True if the ledger leaves something of the budget for the fit."""
+        return self.spent < (1.0 - self.share) * self._terms.epsilon
+
+    @property
+    def spent(self) -> float:
+        """Epsilon of the releases before this one."""
+        return self.ledger.epsilon(self._terms.delta) if self.ledger.num_releases else 0.0
+
+    @property
     def can_show(self) -> bool:
         """True if columns are worth being measured unasked."""
         return self.seen < _LEAST_SEEN
@@ -223,8 +243,9 @@ class Measurement:
     @property
     def seen(self) -> float:
         """The least share of the records that is clear in one part."""
-        noise = math.sqrt(_DEPTH) * self._plan.deviation
-        return _CLEAR * noise / self._terms.num_records
+        # Noise of so many hospitals adds up as its variances do.
+        num = self._terms.num_records * math.sqrt(self._terms.num_hospitals)
+        return _CLEAR * math.sqrt(_DEPTH) * self.deviation / num
 
     def release(self, arrays: dict[str, np.ndarray]) -> Schema:
         """Returns the schema with released typical values, after charging the ledger.
@@ -232,22 +253,54 @@ class Measurement:
         Args:
           arrays: The columns' values, which were checked, one for each record or person.
         """
-        trees = [_Tree.of(self._schema.columns[name]) for name in self._names]
+        counts = dict(zip(self._names, self.counts(arrays), strict=True))
+        return described_by(self._schema, counts, self.deviation, self._terms.num_records)
+
+    def counts(self, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns the noisy counts of each column, after charging the ledger.
+
+        Args:
+          arrays: As in `release`.
+        """
+        columns = [self._schema.columns[name] for name in self._names]
         counts = [
-            tree.counts(name, self._schema.columns[name], arrays[name])
-            for name, tree in zip(self._names, trees, strict=True)
+            _Tree.of(column).counts(name, column, arrays[name])
+            for name, column in zip(self._names, columns, strict=True)
         ]
-        deviation = self._plan.deviation
         key = _random.noise_key(sum(map(len, counts)), self._terms.seed)
         exact = [tf.constant(part, tf.float64) for part in counts]
         self.charge()
-        noisy = _random.add_noise(key, exact, [deviation] * len(exact))
-        columns = dict(self._schema.columns)
-        for name, tree, part in zip(self._names, trees, noisy, strict=True):
-            columns[name] = tree.described(
-                columns[name], part.numpy(), deviation, self._terms.num_records
-            )
-        return Schema(columns)
+        noisy = _random.add_noise(key, exact, [self.deviation] * len(exact))
+        return [part.numpy() for part in noisy]
+
+
+def described_by(
+    schema: Schema, counts: Mapping[str, np.ndarray], deviation: float, num_records: int
+) -> Schema:
+    """Returns a schema with the typical values that noisy counts show.
+
+    Args:
+      schema: The description of the columns.
+      counts: Each column's noisy counts by its name, as `Measurement.counts` has them, or sums of
+        these.
+      deviation: The standard deviation of their noise.
+      num_records: The public number of records that were counted.
+    """
+    columns = dict(schema.columns)
+    for name, noisy in counts.items():
+        tree = _Tree.of(columns[name])
+        columns[name] = tree.described(columns[name], noisy, deviation, num_records)
+    return Schema(columns)
+
+
+def num_counts(column: Column) -> int:
+    """Returns how many counts a column of numbers has.
+
+    Args:
+      column: The column.
+    """
+    tree = _Tree.of(column)
+    return sum(_PARTS**level for level in range(1, tree.depth + 1))
 
 
 class Records(NamedTuple):
@@ -262,6 +315,24 @@ class Records(NamedTuple):
     data: TableData
     ledger: PrivacyLedger | None
     unit_ids: Identifiers = None
+
+    def arrays(
+        self, schema: Schema, names: Sequence[str], seed: int | None
+    ) -> tuple[dict[str, np.ndarray], PersonUnit | None]:
+        """Returns columns' values, one for each record or person, and what is public of a person.
+
+        Args:
+          schema: The description of the columns.
+          names: The columns.
+          seed: Makes the choice of persons' rows repeatable.
+        """
+        arrays = schema.part(names).arrays(self.data)
+        if self.unit_ids is None:
+            return arrays, None
+        # A person is counted as one row, chosen at random.
+        units = make_units(self.unit_ids, len(arrays[names[0]]), 1, seed=seed)
+        grouped = {name: units.group_array(values) for name, values in arrays.items()}
+        return grouped, units.person
 
 
 class Released(NamedTuple):
@@ -315,25 +386,17 @@ def measured_schema(
         raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(records.ledger)}.")
     if not columns:
         return None
-    arrays = schema.part(columns).arrays(records.data)
-    num_rows = len(arrays[columns[0]])
-    person = None
-    if records.unit_ids is not None:
-        # A person is counted as one row, chosen at random.
-        units = make_units(records.unit_ids, num_rows, 1, seed=terms.seed)
-        arrays = {name: units.group_array(values) for name, values in arrays.items()}
-        num_rows, person = len(units.places), units.person
+    arrays, person = records.arrays(schema, columns, terms.seed)
+    num_records = terms.num_records or len(arrays[columns[0]])
     ledger = PrivacyLedger() if records.ledger is None else records.ledger
-    terms = terms._replace(num_records=terms.num_records or num_rows, person=person)
+    terms = terms._replace(num_records=num_records, person=person)
     measurement = Measurement.chosen(schema, columns, ledger, shares, terms)
-    spent = ledger.epsilon(terms.delta) if ledger.num_releases else 0.0
-    is_left = spent < (1.0 - measurement.share) * terms.epsilon
-    if names is None and not (measurement.can_show and is_left):
+    if names is None and not (measurement.can_show and measurement.is_affordable):
         return None
-    if not is_left:
+    if not measurement.is_affordable:
         raise ValueError(
-            f"epsilon={terms.epsilon:g} is the total of the ledger, of which {spent:.3g} was "
-            "spent: too little is left to measure columns and to fit."
+            f"epsilon={terms.epsilon:g} is the total of the ledger, of which "
+            f"{measurement.spent:.3g} was spent: too little is left to measure columns and to fit."
         )
     return Released(columns, measurement.share, measurement.release(arrays), ledger)
 

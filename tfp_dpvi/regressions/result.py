@@ -39,7 +39,7 @@ from tfp_dpvi.regressions.population import (
     table,
 )
 from tfp_dpvi.regressions.serving import predict_signature
-from tfp_dpvi.regressions.words import NO_POSTERIOR, in_own_words
+from tfp_dpvi.regressions.words import NO_POSTERIOR, NOT_KNOWN, in_own_words
 
 if TYPE_CHECKING:
     import pandas
@@ -49,10 +49,6 @@ if TYPE_CHECKING:
 _NUM_DRAWS = 4000
 _NUM_PREDICTIVE = 1000
 _SHARES = ("noise", "data", "prior")
-_NOT_KNOWN = (
-    "are not known: in bounds much wider than the records intervals can be wrong, and nothing else "
-    "says so; declare typical=[mean, sd] in the schema, or take a larger epsilon"
-)
 # How the model's caveat of each warning begins.
 _DO_NOT_TRUST = "do not trust the posterior's intervals: "
 
@@ -116,7 +112,11 @@ class Regression:
         unknown = ", ".join([*undescribed(schema), *unresolved(schema, self.parts.measured)])
         return [
             *(self._in_own_words(each) for each in checks.warnings),
-            *([f"typical values of {unknown} {_NOT_KNOWN}"] if unknown else []),
+            *(
+                [f"typical values of {unknown} {NOT_KNOWN}, or take a larger epsilon"]
+                if unknown
+                else []
+            ),
         ]
 
     def _in_own_words(self, sentence: str) -> str:
@@ -264,7 +264,7 @@ class Regression:
             return line
         if is_wide(self.design.schema.columns[name]):
             return line + " (a release from the records showed no more)"
-        return re.sub(r" \((shares )?declared\)", "", line) + " (released from the records)"
+        return re.sub(r" \((shares )?given\)", "", line) + " (released from the records)"
 
     def _described(self) -> list[str]:
         """Returns the paragraphs of a report that are not about privacy."""

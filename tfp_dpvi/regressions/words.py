@@ -11,6 +11,12 @@ from tfp_dpvi.regressions.outcomes import FAMILIES
 
 LOG = logging.getLogger("tfp_dpvi")
 
+# Said of columns; what else helps follows.
+NOT_KNOWN = (
+    "are not known: in bounds much wider than the records intervals can be wrong, and nothing else "
+    "says so; declare typical=[mean, sd] in the schema"
+)
+
 _LARGER = (
     "take a larger epsilon, fewer terms, or typical values and bounds in the schema that are "
     "nearer to the truth"

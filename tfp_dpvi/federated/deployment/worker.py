@@ -11,6 +11,11 @@ The function takes no arguments and returns the study; the npz file has the arra
 there is one, "y". A CSV or Parquet file has the columns of the study's schema, in any order, and
 may have others. Epsilon, delta and the rounds are this hospital's own: no message changes them.
 
+    ... --ledger berlin.ledger --epsilon 1 --count-columns berlin.json --num-hospitals 3
+
+writes noisy counts of the columns of which the schema has bounds alone, for `described_together`,
+and ends: before the hospitals agree on a study.
+
 The worker runs as a user of its own, which owns records and ledger. The SuperNode runs as another
 user, a member of the socket's group.
 """
@@ -31,6 +36,7 @@ import sqlalchemy as sa
 
 from tfp_dpvi._keystream import SECURE
 from tfp_dpvi._tf import Structure
+from tfp_dpvi.federated.counts import count_columns
 from tfp_dpvi.federated.deployment import access
 from tfp_dpvi.federated.hospital import Hospital
 from tfp_dpvi.federated.messages import MessageError
@@ -145,8 +151,14 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="epsilon is the price of a total: trusts who adds up sums, as the study says",
     )
-    parser.add_argument("--socket", required=True, help="path of the Unix socket to listen at")
+    parser.add_argument("--num-hospitals", type=int, help="about how many count their columns")
+    parser.add_argument("--socket", help="path of the Unix socket to listen at")
     client = parser.add_mutually_exclusive_group(required=True)
+    client.add_argument(
+        "--count-columns",
+        metavar="FILE",
+        help="write noisy counts of columns without typical values to a new file, and end",
+    )
     client.add_argument(
         "--socket-group",
         metavar="GROUP",
@@ -164,8 +176,11 @@ def main(arguments: list[str] | None = None) -> int:
             "--ledger holds a password, and every user of this machine sees the command line: "
             "leave it to the file ~/.pgpass"
         )
+    needed = "socket" if options.count_columns is None else "num_hospitals"
+    if getattr(options, needed) is None:
+        parser.error(f"--{needed.replace('_', '-')} is missing")
     try:
-        group = None if options.rehearsal else access.group_id(options.socket_group)
+        group = None if options.socket_group is None else access.group_id(options.socket_group)
     except ValueError as error:
         parser.error(f"--socket-group: {error}")
     if options.rehearsal:
@@ -181,7 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace, group: int | None) -> None:
     """Makes the hospital and answers until the process is killed."""
-    protected = group is not None
+    protected = not options.rehearsal
     if protected:
         access.check_unchangeable("the working directory", os.getcwd())
         access.check_private("--data", options.data)
@@ -196,6 +211,8 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
     with PrivacyLedger(options.ledger) as ledger:
         if protected and "://" not in options.ledger:
             access.check_private("--ledger", options.ledger)
+        if options.count_columns is not None:
+            return _count(options, study, x, ledger)
         budget = {
             "epsilon": options.epsilon,
             "delta": options.delta,
@@ -214,6 +231,29 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             flush=True,
         )
         serve(hospital, options.socket, group=group)
+
+
+def _count(
+    options: argparse.Namespace, study: Study, table: Structure, ledger: PrivacyLedger
+) -> None:
+    """Writes the noisy counts of a table's columns to a new file."""
+    path = pathlib.Path(options.count_columns)
+    # Before anything is spent.
+    if path.exists():
+        raise ValueError(f"--count-columns {path.name!r} exists: columns are counted once.")
+    if study.columns is None:
+        raise ValueError("--count-columns needs a study with a schema: give one to the Study.")
+    counts = count_columns(
+        study.columns.schema,
+        table,
+        name=options.name,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        ledger=ledger,
+        num_hospitals=options.num_hospitals,
+    )
+    counts.save(path)
+    print(f"{options.name}: epsilon {ledger.epsilon(options.delta):.4g} spent", flush=True)
 
 
 def read_records(path: str, study: Study) -> tuple[Structure, Structure | None]:
