@@ -1,26 +1,31 @@
 """Regressions whose schema has bounds alone: coverage and widths, with and without a release first.
 
     python benchmarks/wide_bounds.py [--families NAME ...] [--records 1000 5000] [--times 1 50]
-        [--num 8] [--seed 6700] [--out FOLDER]
+        [--num 8] [--hospitals 3] [--seed 6700] [--out FOLDER]
 
 Each data set is fitted three times by `dpvi.regression` at epsilon 1: as it is, where typical
 values are released first; with `measured=()`; and told the true means and deviations. `--times` is
-by how much the bounds are wider than the records.
+by how much the bounds are wider than the records. `--hospitals` divides the records among so many,
+which fit a study together, at epsilon 1 each.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import logging
 import pathlib
 import time
+from typing import NamedTuple
 
 import harness
 import numpy as np
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import federated
+from tfp_dpvi.federated.refiner import Refiner
 
 DELTA = 1e-5
 SLOPES = {"age": 0.03, "income": 1e-5, "ward[B]": 0.4, "ward[C]": -0.5}
@@ -79,7 +84,61 @@ def schema_of(family, times, data, *, told):
     return schema
 
 
-def fitted(family, data, truth, schema, seed, **settings):
+class Fit(NamedTuple):
+    """A fit's draws, warnings, and the share that typical values took."""
+
+    draws: dict
+    warnings: list
+    share: float
+
+
+def alone(formula, data, family, schema, seed, **settings):
+    """Returns the fit of all records at one place."""
+    budget = {"epsilon": EPSILON, "delta": DELTA, "seed": seed}
+    result = dpvi.regression(formula, data, family, schema, **budget, **settings)
+    return Fit(result.draws, result.warnings, result.parts.share if result.parts.measured else 0.0)
+
+
+def together(num_hospitals, formula, data, family, schema, seed, *, measured=None):
+    """Returns the fit of a study of so many hospitals, to which records come at random."""
+    schema = dpvi.Schema.from_dict(schema)
+    places = np.array_split(np.random.default_rng(seed).permutation(len(data["y"])), num_hospitals)
+    tables = {
+        f"hospital{number}": {name: np.asarray(values)[part] for name, values in data.items()}
+        for number, part in enumerate(places)
+    }
+    ledgers = {name: dpvi.PrivacyLedger() for name in tables}
+    share = 0.0
+    is_told = schema.columns["age"].typical is not None
+    if measured is None and not is_told:
+        counts = []
+        for number, (name, table_) in enumerate(tables.items()):
+            settings = {"epsilon": EPSILON, "delta": DELTA, "num_hospitals": num_hospitals}
+            settings |= {"name": name, "ledger": ledgers[name], "seed": 100 * seed + number}
+            counts.append(federated.count_columns(schema, table_, **settings))
+        schema = federated.described_together(schema, counts)
+        share = ledgers[name].epsilon(DELTA) / EPSILON
+    study = federated.RegressionStudy(formula, family, schema)
+    schedule = federated.Synchronous()
+    budget = {"epsilon": EPSILON, "delta": DELTA, "rounds": schedule.rounds}
+    refiner = Refiner(study)
+    hospitals = {
+        name: federated.Hospital(
+            study,
+            table_,
+            name=name,
+            ledger=ledgers[name],
+            refiner=refiner,
+            seed=1000 * seed + number,
+            **budget,
+        )
+        for number, (name, table_) in enumerate(tables.items())
+    }
+    history = federated.simulate(study, hospitals, schedule=schedule, verbose=0)
+    return Fit(study.draws(history.calibrated), study.warnings(history.calibrated), share)
+
+
+def fitted(fit, family, data, truth, schema, seed, **settings):
     """Returns a row: z scores, standard deviations, coverage and warnings of one fit."""
     begin = time.perf_counter()
     left = "p(y, trials)" if family == "binomial" else "y"
@@ -88,17 +147,8 @@ def fitted(family, data, truth, schema, seed, **settings):
         for name, column in schema.items()
         if "lower" in column
     }
-    result = dpvi.regression(
-        f"{left} ~ {FORMULA}",
-        {**data, **inside},
-        family,
-        schema,
-        epsilon=EPSILON,
-        delta=DELTA,
-        seed=seed,
-        **settings,
-    )
-    draws = result.draws
+    found = fit(f"{left} ~ {FORMULA}", {**data, **inside}, family, schema, seed, **settings)
+    draws = found.draws
     ends = {
         name: np.quantile(draws[name], [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0]) for name in truth
     }
@@ -106,8 +156,8 @@ def fitted(family, data, truth, schema, seed, **settings):
         "z": [float((draws[name].mean() - truth[name]) / draws[name].std()) for name in truth],
         "sd": [float(draws[name].std() / abs(truth[name])) for name in truth],
         "inside": [bool(ends[name][0] <= truth[name] <= ends[name][1]) for name in truth],
-        "warnings": [sentence[:80] for sentence in result.warnings],
-        "share": result.parts.share if result.parts.measured else 0.0,
+        "warnings": [sentence[:80] for sentence in found.warnings],
+        "share": found.share,
         "seconds": round(time.perf_counter() - begin, 1),
     }
 
@@ -156,6 +206,7 @@ def main():
     parser.add_argument("--records", nargs="+", type=int, default=[1000, 5000])
     parser.add_argument("--times", nargs="+", type=float, default=[1.0, 50.0])
     parser.add_argument("--num", type=int, default=8)
+    parser.add_argument("--hospitals", type=int, default=0)
     parser.add_argument("--seed", type=int, default=6700)
     parser.add_argument(
         "--out", type=pathlib.Path, default=pathlib.Path("docs/figures/wide_bounds")
@@ -163,14 +214,15 @@ def main():
     options = parser.parse_args()
     logging.getLogger("tfp_dpvi").setLevel(logging.ERROR)
     cells = []
+    fit = functools.partial(together, options.hospitals) if options.hospitals else alone
     for family, num, times in itertools.product(options.families, options.records, options.times):
         ways = {"told": [], "released": [], "bounds": []}
         for seed in range(options.seed, options.seed + options.num):
             data, truth = data_set(family, num, seed)
             told, plain = (schema_of(family, times, data, told=each) for each in (True, False))
-            ways["told"].append(fitted(family, data, truth, told, seed))
-            ways["released"].append(fitted(family, data, truth, plain, seed))
-            ways["bounds"].append(fitted(family, data, truth, plain, seed, measured=()))
+            ways["told"].append(fitted(fit, family, data, truth, told, seed))
+            ways["released"].append(fitted(fit, family, data, truth, plain, seed))
+            ways["bounds"].append(fitted(fit, family, data, truth, plain, seed, measured=()))
         cells += [
             summarised(family, num, times, way, rows, ways["told"]) for way, rows in ways.items()
         ]
@@ -178,6 +230,7 @@ def main():
             print(json.dumps({name: value for name, value in cell.items() if name != "rows"}))
         options.out.mkdir(parents=True, exist_ok=True)
         settings = {"epsilon": EPSILON, "delta": DELTA, "level": LEVEL}
+        settings["hospitals"] = options.hospitals
         harness.write_cells(options.out, "wide_bounds", cells, settings, table(cells))
 
 

@@ -212,3 +212,4 @@ def test_a_study_of_bounds_alone_says_so():
     assert "typical values of dollars are not known" in fault
     assert "count_columns" in fault
     assert fault in str(study.summary(history.calibrated))
+    assert fault in study.warnings(history.calibrated)

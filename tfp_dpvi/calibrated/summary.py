@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class PosteriorSummary:
       checks: Diagnostics of the intervals; None if the posterior is the raw surrogate.
       fitted: Whether a fit is recorded.
       sentences: What else to read before the intervals.
+      in_words: Says a sentence of the checks in the words of whoever reads it.
     """
 
     names: list[str]
@@ -34,6 +35,7 @@ class PosteriorSummary:
     checks: Checks | None
     fitted: bool = True
     sentences: tuple[str, ...] = ()
+    in_words: Callable[[str], str] = str
 
     def with_rows(
         self, rows: Mapping[str, np.ndarray], sentences: tuple[str, ...]
@@ -83,7 +85,7 @@ class PosteriorSummary:
                 f"kappa {checks.kappa:.2f}, curvature signal {checks.curvature_signal:.1f}."
             )
             lines += [f"{note[0].upper()}{note[1:]}." for note in checks.notes]
-            lines += [f"WARNING: {sentence}." for sentence in checks.warnings]
+            lines += [f"WARNING: {self.in_words(each)}." for each in checks.warnings]
         lines += [f"WARNING: {sentence}." for sentence in self.sentences]
         return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._tf import Structure
 from tfp_dpvi.calibrated.summary import PosteriorSummary, statistics_of
 from tfp_dpvi.data import Schema
-from tfp_dpvi.federated.calibrated import Released, StudyPosterior
+from tfp_dpvi.federated.calibrated import Released, StudyDraws, StudyPosterior
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.optimizers import InformationOptimizer
 from tfp_dpvi.regressions.checking import outcome_values
@@ -25,7 +25,7 @@ from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described
 from tfp_dpvi.regressions.measured import undescribed
 from tfp_dpvi.regressions.parts import Parts
-from tfp_dpvi.regressions.words import NOT_KNOWN
+from tfp_dpvi.regressions.words import NOT_KNOWN, in_own_words
 
 _LOG = logging.getLogger("tfp_dpvi")
 
@@ -216,10 +216,7 @@ class RegressionStudy(Study):
           seed: Seed of the draws that it is computed from.
         """
         drawn = posterior.draws(seed=seed)
-        arrays = {
-            name: np.asarray(part, np.float64) for name, part in dict(drawn.parameters).items()
-        }
-        named = self.parts.in_units(arrays, self.design)
+        named = self._in_units(drawn)
         # `local` may name other parameters, whose effects are on the real line.
         units = {name: self._units().get(name, (name, 1.0)) for name in drawn.sds}
         rows = {f"sd of {units[name][0]}": units[name][1] * sds for name, sds in drawn.sds.items()}
@@ -232,8 +229,37 @@ class RegressionStudy(Study):
             list(named),
             statistics_of(np.stack(list(named.values()), axis=1)),
             posterior.calibrated.checks,
+            in_words=self._in_own_words,
         )
         return table.with_rows(rows, (*posterior.faults, *posterior.notes))
+
+    def draws(self, posterior: StudyPosterior, *, seed: int = 0) -> dict[str, np.ndarray]:
+        """Returns draws of coefficients in the units of the formula, each of shape [4000].
+
+        Args:
+          posterior: As in `summary`.
+          seed: Seed of the draws.
+        """
+        return self._in_units(posterior.draws(seed=seed))
+
+    def warnings(self, posterior: StudyPosterior) -> list[str]:
+        """Returns why not to trust a posterior's intervals, in the words of the formula.
+
+        Args:
+          posterior: As in `summary`.
+        """
+        checks = posterior.calibrated.checks.warnings
+        return [*map(self._in_own_words, checks), *posterior.faults]
+
+    def _in_own_words(self, sentence: str) -> str:
+        names = self.parts.names_of_model(self.design)
+        is_censored = self.design.limit is not None
+        return in_own_words(sentence, self.parts.family, names, is_censored=is_censored)
+
+    def _in_units(self, drawn: StudyDraws) -> dict[str, np.ndarray]:
+        parameters = dict(drawn.parameters)
+        arrays = {name: np.asarray(part, np.float64) for name, part in parameters.items()}
+        return self.parts.in_units(arrays, self.design)
 
     def _units(self) -> dict[str, tuple[str, float]]:
         """Returns the name of each coefficient in the formula, and its unit, by the model's."""
