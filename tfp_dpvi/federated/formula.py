@@ -31,6 +31,9 @@ _LOG = logging.getLogger("tfp_dpvi")
 
 _EXAMPLES = 4
 _SEED = 7
+# Of the length of a record's score. At 1 the rounds of skewed scores, as those of a scale, end
+# farther from the posterior than these are linear.
+_CLIP = 2.0
 
 
 class FormulaColumns:
@@ -151,8 +154,8 @@ class RegressionStudy(Study):
         self._formula = formula
         if effects:
             settings["local"] = self._own_names(effects)
-        # In scaled columns, about the length of a record's score.
-        optimizer = InformationOptimizer(math.sqrt(self.parts.num_coefficients))
+        # In scaled columns, about the length of a record's score is the root of their number.
+        optimizer = InformationOptimizer(_CLIP * math.sqrt(self.parts.num_coefficients))
         super().__init__(
             make_prior(**self.parts.prior),
             functools.partial(likelihood, **self.parts.likelihood),
