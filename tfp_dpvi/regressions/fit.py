@@ -435,7 +435,7 @@ def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
     if unit is None or not isinstance(formula, str):
         return formula, False
     check.text("unit", unit, "pass the name of a column")
-    term = rf"\(\s*1\s*\|\s*`?{re.escape(unit)}`?\s*\)"
+    term = rf"\(\s*1\s*\|\|?\s*`?{re.escape(unit)}`?\s*\)"
     fixed = re.sub(rf"\+\s*{term}|{term}\s*\+|{term}", "", formula)
     if re.search(rf"\|[^)]*(?<!\w){re.escape(unit)}(?!\w)", fixed):
         raise ValueError(
@@ -481,6 +481,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         has_trials=design.trials is not None,
         censored="" if design.limit is None else design.limit.side,
         monotone=tuple(design.monotone.values()),
+        correlated=design.correlated,
     )
     unit = outcome.scale
     given, intercept = _priors(design, priors, unit, math.hypot(kind.coefficient_sd, distance))
