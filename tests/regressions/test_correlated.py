@@ -1,4 +1,6 @@
-"""Correlations of intercepts and slopes of a group, as those of (x | g) in lme4, brms and Bambi."""
+"""Correlations of intercepts and slopes of a group, as those of (x | g) in lme4 and brms."""
+
+import functools
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,7 @@ from tfp_dpvi.regressions.correlated import (
     factors,
     partial_correlations,
 )
-from tfp_dpvi.regressions.families import make_prior
+from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described
 from tfp_dpvi.rehearsal.formula import _on_model_scale
 from tfp_dpvi.rehearsal.simulated import Truth
@@ -52,6 +54,7 @@ def model(terms, unit=None):
         ("(1 || g)", []),
         ("{g == 'a'} + (x | g)", ["cor(1, x|g)"]),
         ("mo(h2) + (x | h2)", ["cor(1, x|h2)"]),
+        ("{h2 == 'l||m'} + (x | h2)", ["cor(1, x|h2)"]),
     ],
 )
 def test_one_bar_has_correlations_and_two_have_none(terms, names):
@@ -142,11 +145,9 @@ def test_partial_correlations_are_the_inverse_of_correlations():
     partial = np.random.default_rng(3).normal(size=[5, 4])
     found = [partial_correlations(each, blocks) for each in correlations(partial, blocks)]
     np.testing.assert_allclose(found, partial, rtol=1e-6)
-    factor = np.array(
-        [[float(entry) for entry in row] + [0.0] * (2 - number)
-         for number, row in enumerate(factors(tf.constant(partial[0]), blocks)[0])]
-    )  # fmt: skip
-    np.testing.assert_allclose(np.diag(factor @ factor.T), 1.0)
+    for rows in factors(tf.constant(partial), blocks):
+        for row in rows:
+            np.testing.assert_allclose(sum(entry**2 for entry in row), 1.0)
     with pytest.raises(ValueError, match="no effects can have together"):
         partial_correlations([0.9, 0.9, -0.9, 0.0], blocks)
 
@@ -177,6 +178,45 @@ def test_a_truth_may_have_correlations():
         assert in_units[name][0] == pytest.approx(value, abs=1e-4), name
 
 
+@pytest.fixture(scope="module")
+def unfitted():
+    """A regression whose posterior is the prior, since a fit takes more than these tests may."""
+    design, parts = model("(x | g)")
+    parametric = functools.partial(make_prior, **parts.prior)
+    of = dpvi.DPVI(parametric, functools.partial(likelihood, **parts.likelihood), seed=1)
+    of.compile(epsilon=1.0, delta=1e-5)
+    return dpvi.Regression(design, parts, of)
+
+
+def test_a_correlation_is_wherever_a_groups_parameters_are(unfitted):
+    table = unfitted.summary()
+    name = "cor(1, x|g)"
+    assert list(table.index)[-3:] == ["x|g[b]", "x|g[c]", name]
+    assert table.loc[name, "sd"] == pytest.approx(1.0 / np.sqrt(3.0), abs=0.02)
+    assert unfitted.parts.names_of_model(unfitted.design)[name] == "group_cor[0]"
+    choices = unfitted.choices()
+    assert "prior of cor(1, x|g): LKJ(1), uniform over correlation matrices" in choices
+    assert "effects 1|g: those where x is 10.01, its typical value" in choices
+    axes = unfitted.plot()
+    assert name in [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_a_correlation_is_in_inference_data(unfitted):
+    pytest.importorskip("arviz")
+    found = unfitted.to_inference_data().posterior["cor(1, x|g)"]
+    np.testing.assert_array_equal(np.ravel(found), unfitted.draws["cor(1, x|g)"])
+
+
+def test_a_file_keeps_correlations(unfitted, tmp_path):
+    unfitted.save(tmp_path / "slopes.zip")
+    again = dpvi.Regression.load(tmp_path / "slopes.zip")
+    assert again.parts == unfitted.parts
+    assert again.design.formula == "y ~ x + z + (x | g)"
+    pd.testing.assert_frame_equal(again.summary(), unfitted.summary())
+    data = {"x": np.array([0.0, 40.0]), "z": np.zeros(2), "g": np.array(["a", "c"])}
+    pd.testing.assert_frame_equal(again.predict(data), unfitted.predict(data))
+
+
 def simulated(cor, num=6000, num_levels=30, seed=0, sds=(8.0, 0.5)):
     """Returns records whose levels differ in intercepts at x = 10 and in slopes."""
     generator = np.random.default_rng(seed)
@@ -191,3 +231,30 @@ def simulated(cor, num=6000, num_levels=30, seed=0, sds=(8.0, 0.5)):
     y = np.clip(100.0 + score + generator.normal(0.0, 10.0, num), 0.0, 200.0)
     data = pd.DataFrame({"y": y, "x": x, "g": np.array(names)[place]})
     return data, {**SCHEMA, "g": {"type": "categorical", "categories": names}}
+
+
+@pytest.mark.slow
+def test_with_hardly_any_noise_a_regression_is_a_mixed_model():
+    """Of 30 levels the posterior means differ from maximum likelihood by half an sd at most."""
+    mixedlm = pytest.importorskip("statsmodels.formula.api").mixedlm
+    data, schema = simulated(0.6)
+    result = dpvi.regression(
+        "y ~ x + (x | g)", data, "normal", schema, epsilon=1e3, delta=1e-6, seed=1
+    )
+    centred = data.assign(since=data["x"] - 10.0)
+    other = mixedlm("y ~ since", centred, groups="g", re_formula="~since").fit()
+    wanted = np.sqrt(np.diag(other.cov_re))
+    table = result.summary()
+    assert abs(table.loc["x", "mean"] - other.params["since"]) < 0.1 * table.loc["x", "sd"]
+    sds = table.loc[["sd(1|g)", "sd(x|g)"]]
+    # A variance of 30 effects is known to a quarter, and its posterior is skewed.
+    assert np.all(np.abs(sds["mean"] - wanted) < 0.5 * sds["sd"])
+    assert np.all(sds["sd"] < 0.2 * wanted)
+    found = table.loc["cor(1, x|g)"]
+    assert found["mean"] == pytest.approx(other.cov_re.iloc[0, 1] / wanted.prod(), abs=0.06)
+    assert found["sd"] < 0.2
+    assert found[["noise", "data", "prior"]].sum() == pytest.approx(1.0)
+    effects = np.array([other.random_effects[name].iloc[1] for name in sorted(set(data["g"]))])
+    own = table.loc[[f"x|g[{name}]" for name in sorted(set(data["g"]))]]
+    away = own["mean"] + table.loc["x", "mean"] - effects - other.params["since"]
+    assert np.abs(away / own["sd"]).max() < 0.5

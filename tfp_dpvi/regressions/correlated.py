@@ -1,4 +1,4 @@
-"""Correlations of a group's intercepts and slopes: in formulas, a priori, and in units of 1."""
+"""Correlations of a group's intercepts and slopes: in formulas, a priori, and among effects."""
 
 from __future__ import annotations
 
@@ -105,20 +105,11 @@ def pairs(size: int) -> list[tuple[int, int]]:
     return [(first, second) for second in range(size) for first in range(second)]
 
 
-def num_correlations(blocks: Blocks) -> int:
-    """Returns the number of correlations.
-
-    Args:
-      blocks: See `Blocks`.
-    """
-    return sum(len(pairs(len(block))) for block in blocks)
-
-
 def correlation_prior(blocks: Blocks) -> tfd.Distribution:
     """Returns the prior of partial correlations, as inverse hyperbolic tangents.
 
-    A correlation matrix has the LKJ prior of shape 1, uniform over all of them, as in brms, Bambi
-    and rstanarm. Its partial correlations, each given the effects before both, are then independent
+    A correlation matrix has the LKJ prior of shape 1, uniform over all of them, as in brms and
+    rstanarm. Its partial correlations, each given the effects before both, are then independent
     with beta distributions (Lewandowski, Kurowicka and Joe 2009), and that of two effects is
     uniform from -1 to 1: its inverse hyperbolic tangent is logistic. Of more effects those with
     other shapes are logistic with their variance.

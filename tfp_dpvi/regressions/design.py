@@ -58,6 +58,7 @@ CATEGORIES = ("C", "T", "S")
 MONOTONE = "mo"
 PLAIN = ("I", "offset")
 _QUOTED = re.compile(r"`.*?`|'.*?'|\".*?\"")
+_BARS = re.compile(rf"({_QUOTED.pattern})|\|\|")
 # Columns without typical values may vary so many times less than a quarter of the bounds' distance.
 _WIDENING = 4.0
 # Of invented numbers, the share that is moved; to the lower bound, the typical value, the upper
@@ -186,7 +187,7 @@ class Design:
     ) -> None:
         self.formula = check.text("formula", formula, 'pass "outcome ~ terms"')
         # formulae knows one bar alone.
-        self._plain = self.formula.replace("||", "|")
+        self._plain = _BARS.sub(lambda found: found[1] or "|", self.formula)
         if missing not in (None, "indicator"):
             raise ValueError(f'missing={check.shown(missing)} must be None or "indicator".')
         self.outside = check.one_of("outside", outside, ("refuse", "clip"))

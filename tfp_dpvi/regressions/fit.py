@@ -93,11 +93,12 @@ def regression(
         effects `(1 | g)` and slopes `(x | g)`; `mo(x)` of ordered levels, as brms', goes up or down
         alone: "mo(x)" is the difference of the last level from the first one, "share(mo(x)[a])"
         what the step up to a has of it. Levels, knots, means and scales are the schema's.
-        Effects of a level are independent; with slopes, its intercept is that where x has its
-        typical value. The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a
-        column or a public number. `censored(y, limit)` is an outcome that is not seen from a limit
-        on, a column or a public number, and `censored(y, limit, "left")` one that is not seen below
-        it. Each record needs its limit, independent of its outcome given the covariates.
+        Effects of a level are correlated in `(x | g)`, and independent in `(x || g)`; with slopes,
+        its intercept is that where x has its typical value, and so is "cor(1, x|g)".
+        The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a column or a
+        public number. `censored(y, limit)` is an outcome that is not seen from a limit on, a column
+        or a public number, and `censored(y, limit, "left")` one that is not seen below it. Each
+        record needs its limit, independent of its outcome given the covariates.
       data: A data set with the formula's columns, one row a record; others are ignored.
       family: "normal", "student", "lognormal", "gamma", "weibull", "exponential", "beta",
         "bernoulli", "binomial", "poisson", "negative_binomial", "zero_inflated_poisson",

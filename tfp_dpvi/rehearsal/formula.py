@@ -18,7 +18,7 @@ from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.privacy import PrivacyLedger
-from tfp_dpvi.regressions.correlated import num_correlations, partial_correlations
+from tfp_dpvi.regressions.correlated import partial_correlations
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
@@ -374,6 +374,4 @@ def _typical(parts: Parts) -> dict[str, np.ndarray]:
     given.update({name: np.array(TYPICAL[name]) for name in own if name in TYPICAL})
     if layout.group_sizes:
         given["group_sd"] = np.full(len(layout.group_sizes), _HALF_NORMAL_MEDIAN)
-    if layout.correlated:
-        given["group_cor"] = np.zeros(num_correlations(layout.correlated))
     return given
