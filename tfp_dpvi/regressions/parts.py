@@ -148,15 +148,15 @@ class Parts:
                 named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
         own = {name: draws[name] for name in self.kind.own(self.outcome)}
         named.update(self.kind.in_units(own, unit))
+        if self.layout.correlated:
+            found = correlations(draws["group_cor"], self.layout.correlated)
+            named.update(zip(self.correlations(design), found.T, strict=True))
         first = 0
         for place, group in enumerate(design.groups):
             named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit / group.scale
             for number, label in enumerate(group.labels):
                 named[label] = draws["group"][:, first + number] * unit / group.scale
             first += len(group.labels)
-        if self.layout.correlated:
-            found = correlations(draws["group_cor"], self.layout.correlated)
-            named.update(zip(self.correlations(design), found.T, strict=True))
         if self.layout.unit:
             named[f"sd(1|{self.layout.unit})"] = draws["unit_sd"] * unit
         return named
