@@ -259,8 +259,10 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
     assert group.labels == ("1|ward[B]", "1|ward[A]", "1|ward[C]")
 
 
-def test_effects_of_a_group_are_independent_so_that_two_bars_are_one():
-    assert design("y ~ (age || ward)").groups == design("y ~ (age | ward)").groups
+def test_two_bars_say_that_effects_of_a_level_are_independent():
+    two, one = design("y ~ (age || ward)"), design("y ~ (age | ward)")
+    assert two.groups == one.groups
+    assert (two.correlated, one.correlated) == ((), ((0, 1),))
 
 
 @pytest.mark.parametrize(

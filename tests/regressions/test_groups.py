@@ -73,6 +73,7 @@ def test_slopes_of_groups_are_those_of_terms_in_the_formulas_units():
         "intercept": generator.normal(size=5),
         "sigma": np.ones(5),
         "group_sd": np.ones([5, 4]),
+        "group_cor": np.zeros([5, 3]),
         "group": generator.normal(size=[5, sum(len(group.labels) for group in design.groups)]),
     }
     data = {"year": np.array([1990, 1993]), "income": np.array([3e4, 0.0]), "county": ["a", "c"]}

@@ -234,6 +234,8 @@ class Regression:
         ]
         if self.parts.layout.unit:
             effects.append(f"prior of sd(1|{self.parts.layout.unit}): halfnormal({unit:.3g})")
+        if cors := self.parts.correlations(self.design):
+            effects.append(f"prior of {', '.join(cors)}: LKJ(1), uniform over correlation matrices")
         at = [
             f"effects {group.intercepts}: those where {group.name.rpartition('|')[0]} is "
             f"{group.location:.4g}, its typical value"
@@ -677,8 +679,11 @@ class Regression:
             **{**fields["outcome"], "cuts": tuple(fields["outcome"]["cuts"])}
         )
         sizes = tuple(fields["layout"]["group_sizes"])
-        spans = tuple(map(tuple, fields["layout"].get("monotone", ())))
-        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes, "monotone": spans})
+        places = {
+            name: tuple(map(tuple, fields["layout"].get(name, ())))
+            for name in ("monotone", "correlated")
+        }
+        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes, **places})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
         for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])
