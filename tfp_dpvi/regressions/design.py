@@ -37,6 +37,7 @@ from tfp_dpvi.regressions.responses import (
     trials_of,
     ufunc_of,
 )
+from tfp_dpvi.regressions.transforms import TRANSFORMS, in_words, set_typical
 
 if TYPE_CHECKING:
     import pandas
@@ -52,8 +53,6 @@ MOST_LEVELS = 500
 
 MISSING_LEVEL = "missing"
 
-# Stateful ones take their state from invented records, and no other.
-TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 MONOTONE = "mo"
 PLAIN = ("I", "offset")
@@ -412,6 +411,9 @@ class Design:
             for term in description.common_terms:
                 # Terms of a / b share components, whose columns formulae would then confuse.
                 term.components = copy.deepcopy(getattr(term, "components", []))
+            self._calls = calls_of(description)
+            transforms = self._formulae.transforms.TRANSFORMS
+            set_typical(self._calls, self.schema, transforms, len(frame) - NUM_REFERENCE)
             return self._formulae.matrices.DesignMatrices(description, frame, environment)
 
     # ------------------------------------------------------------------ columns
@@ -625,6 +627,11 @@ class Design:
     def _has_two_columns(self) -> bool:
         """True if it is made of its column and of trials or limits."""
         return self.trials is not None or self.limit is not None
+
+    @property
+    def transformed(self) -> list[str]:
+        """The centre and unit of what the formula centres or scales, such as center(x): x - 4."""
+        return in_words(self._calls)
 
     @property
     def _right_side(self) -> str:

@@ -164,6 +164,8 @@ def regression(
     check.delta(delta)
     if num_records is not None:
         check.count("num_records", num_records, 1)
+    if seed is not None:
+        check.count("seed", seed)
     if isinstance(measured, str) or not isinstance(measured, Iterable | None):
         name = measured if isinstance(measured, str) else "age"
         raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
