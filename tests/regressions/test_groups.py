@@ -127,7 +127,9 @@ def test_slopes_are_those_of_a_mixed_model():
     ]
     assert np.sqrt(np.mean(away**2)) < 1.5
     assert found["sd"].max() < 0.25
-    assert table.loc["sd(year|county)", "mean"] == pytest.approx(0.5, rel=0.5)
+    # Of twelve slopes, whose own deviation is not the 0.5 that they were drawn with.
+    deviation = np.sqrt(other.cov_re.loc["since", "since"])
+    assert table.loc["sd(year|county)", "mean"] == pytest.approx(deviation, rel=0.3)
 
 
 def test_more_levels_than_can_be_learned_are_refused_before_anything_is_spent():
