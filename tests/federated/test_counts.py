@@ -104,8 +104,10 @@ def test_persons_are_counted_as_one_row_each():
     ("change", "message"),
     [
         ({"data": table(30)}, "num_records=30 are too few for counts"),
-        ({"schema": SCHEMA.part(["age", "ill"])}, "nothing to count"),
+        ({"schema": SCHEMA.part(["age", "ill"])}, "nothing is to count"),
         ({"columns": ["wages"]}, "columns='wages' is unknown"),
+        ({"columns": "dollars"}, "columns must be a list"),
+        ({"columns": []}, "columns is empty"),
         ({"columns": ["ill"]}, "no column of numbers"),
         ({"data": {**table(3000), "visits": np.full(3000, 10_001)}}, "outside its public bounds"),
         ({"ledger": "berlin.ledger"}, "ledger must be a dpvi.PrivacyLedger"),
@@ -115,7 +117,7 @@ def test_persons_are_counted_as_one_row_each():
         ({"epsilon": -1.0}, "epsilon=-1"),
         ({"delta": 1.0}, "delta=1"),
         ({"share": 1.5}, "share"),
-        ({"share": 1.0}, "too little is left"),
+        ({"share": 1.0}, "1 of it for counts leaves too little"),
         ({"outside": "drop"}, "outside='drop'"),
         ({"name": ""}, "name"),
         ({"neighboring_relation": "none"}, "neighboring_relation"),
@@ -134,6 +136,11 @@ def test_a_spent_ledger_is_not_charged():
     with pytest.raises(ValueError, match=r"of which 0\.\d+ was spent"):
         counted(table(3000), ledger=ledger, share=0.5)
     assert ledger.num_releases == 1
+
+
+def test_a_declared_number_of_records_may_be_below_the_exact_one():
+    """It does not decide whether what was paid for is returned."""
+    assert counted(table(3000), num_records=1000, share=0.2)[0].num_records == 1000
 
 
 def test_numbers_outside_are_clipped_where_asked():
@@ -158,9 +165,11 @@ COUNTS = counted(table(3000))[0]
     [
         ({"counts": {**COUNTS.counts, "visits": [1.0]}}, "another shape"),
         ({"counts": {"visits": COUNTS.counts["visits"]}}, "lacks the fields"),
-        ({"counts": {**COUNTS.counts, "visits": COUNTS.counts["visits"] + 1e9}}, "not those of"),
+        ({"counts": {**COUNTS.counts, "visits": COUNTS.counts["visits"] + 1e15}}, "above 1e"),
         ({"counts": {**COUNTS.counts, "visits": COUNTS.counts["visits"] * np.nan}}, "not finite"),
         ({"deviation": 0.0}, "deviation"),
+        ({"deviation": 1e200}, "must be below"),
+        ({"num_records": 10**308}, "must be below"),
         ({"num_records": 0}, "num_records"),
         ({"schema": "{}"}, "dict of columns"),
         ({"schema": "no"}, "no JSON"),

@@ -264,9 +264,8 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, says):
 
 def bounds_study():
     """The study before hospitals know typical values."""
-    return types.SimpleNamespace(
-        columns=Columns(Schema({"age": Continuous(0.0, 500.0), "ill": Binary()}), "ill")
-    )
+    columns = Columns(Schema({"age": Continuous(0.0, 500.0), "ill": Binary()}), "ill")
+    return types.SimpleNamespace(columns=columns, max_rows_per_unit=1)
 
 
 def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):
@@ -283,7 +282,12 @@ def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker.access, "check_unchangeable", lambda *given: None)
     monkeypatch.setattr(worker.access, "check_private", lambda *given: None)
     monkeypatch.setattr(worker.access, "checked_imports", lambda name: contextlib.nullcontext())
-    command += ["--num-hospitals", "1", "--unit-ids", "who"]
+    command += ["--num-hospitals", "1"]
+    assert worker.main(command) == 2
+    assert "--unit-ids is for a study with max_rows_per_unit" in capsys.readouterr().err
+    command += ["--unit-ids", "who"]
+    assert worker.main([*command, "--count-columns", "nowhere/berlin.json"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
     assert worker.main(command) == 0
     counts = ColumnCounts.load("berlin.json")
     schema = described_together(bounds_study().columns.schema, [counts])

@@ -307,6 +307,7 @@ def test_two_bars_say_that_effects_of_a_level_are_independent():
         ("y ~ age:I(ward['A'])", "for it alone"),
         ("y ~ (1 | ward[A])", "for it alone"),
         ("y ~ {age % 2}", "cannot be evaluated"),
+        ("y ~ (age | ward) * sex", r"multiplies the group term of '1\|ward'"),
         ("y ~ age % sex + inc", "has % where no term can go on"),
         ("y ~ age == 40 + inc", "has == where no term can go on"),
         ("y ~ age) + inc", r"has \) where no term can go on"),
@@ -428,6 +429,19 @@ def test_what_is_centred_and_scaled_is_so_by_typical_values_alone(change):
     design, columns = transformed("y ~ center(age)", change)
     np.testing.assert_allclose(columns[:, 0], [0.0, 12.0], atol=1e-9)
     assert design.transformed == ["center(age): age - 45"]
+
+
+def test_the_centre_is_said_to_six_digits_with_one_sign():
+    columns = {"y": Integer(0, 50), "cold": Continuous(-90.0, 90.0, typical=(-4.25, 7.5))}
+    design = Design("y ~ scale(x=cold)", Schema(columns))
+    assert design.transformed == ["scale(x = cold): (cold + 4.25) / 7.5"]
+
+
+def test_what_is_the_same_of_all_invented_records_has_a_scale():
+    """No record that is far beyond typical values makes a formula fail."""
+    columns = {"y": Integer(0, 50), "age": Continuous(0.0, 1e5, typical=(45.0, 12.0))}
+    design = Design("y ~ scale({age > 9000})", Schema(columns))
+    assert np.isfinite(design.rows({"age": np.array([45.0, 1e5])}).common).all()
 
 
 @pytest.mark.parametrize("formula", ["y ~ scale(np.sqrt(age))", "y ~ poly(age, 2)"])

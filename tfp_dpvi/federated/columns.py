@@ -56,6 +56,7 @@ class Columns:
         if outcome is not None:
             check.one_of("outcome", outcome, schema.names)
         self.schema, self.outcome = schema, outcome
+        self.outside = "refuse"
         self.inputs = tuple(name for name in schema.names if name != outcome)
 
     def arrays(self, x: Structure, y: Structure | None) -> Rows:

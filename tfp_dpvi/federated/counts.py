@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("tfp_dpvi")
 
-# Counts are at most those of all records, up to so many standard deviations of their noise.
-_MOST_NOISE = 8.0
+# Numbers of a message are smaller, so that their sums are finite.
+_MOST = 1e15
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,8 +57,7 @@ class ColumnCounts:
       num_records: The public number of records, or of persons, that were counted.
 
     Raises:
-      TypeError, ValueError: A value is not finite, of another shape, or more than so many records
-        make.
+      TypeError, ValueError: A value is not finite, or of another shape.
     """
 
     hospital: str
@@ -76,16 +75,14 @@ class ColumnCounts:
         check.fields("counts", self.counts, needed=columns, known=columns)
         counts = {name: np.asarray(self.counts[name], np.float64) for name in columns}
         put(self, "counts", counts)
-        noise = _MOST_NOISE * self.deviation
+        if max(self.num_records, self.deviation) > _MOST:
+            raise ValueError(f"num_records and deviation must be below {_MOST:g}.")
         for name, column in columns.items():
             if not isinstance(column, Numeric) or counts[name].shape != (num_counts(column),):
                 raise ValueError(f"counts of {name!a:.99} have another shape than its bounds ask.")
             # Also false for what is not a number.
-            if not np.all((counts[name] > -noise) & (counts[name] < self.num_records + noise)):
-                raise ValueError(
-                    f"counts of {name!a:.99} are not finite, or not those of "
-                    f"{self.num_records} records."
-                )
+            if not np.all(np.abs(counts[name]) < _MOST):
+                raise ValueError(f"counts of {name!a:.99} are not finite, or above {_MOST:g}.")
 
     def to_json(self) -> str:
         """Returns the counts as text, to be sent to the other hospitals."""
@@ -164,7 +161,7 @@ def count_columns(
       delta: The delta of epsilon.
       columns: The columns; None for the numbers of which the schema has bounds alone.
       share: The share of epsilon and delta to spend; None for the least of .02 to .5 at which an
-        eighth of the records of all hospitals stands out of the noise.
+        eighth of the records of all hospitals, or from .3 on half of them, stands out of the noise.
       num_records: The public number of records; by default the exact one is taken as public. With
         `unit_ids`, of persons.
       unit_ids: The person of each row: one row of each, at random, is counted.
@@ -204,9 +201,13 @@ def count_columns(
     """
     schema = Schema.of(schema)
     check.text("name", name, "pass the hospital's name")
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of columns, such as [{columns!a:.99}].")
     names = tuple(dict.fromkeys(undescribed(schema) if columns is None else columns))
     if not names:
-        raise ValueError("schema has typical values of all numbers: there is nothing to count.")
+        raise ValueError(
+            "columns is empty, or schema has typical values of all numbers: nothing is to count."
+        )
     check.one_of("outside", outside, ("refuse", "clip"))
     for column in names:
         check.one_of("columns", column, schema.names)
@@ -237,7 +238,7 @@ def count_columns(
     if not release.is_affordable:
         raise ValueError(
             f"epsilon={epsilon:g} is the total of the ledger, of which {release.spent:.3g} was "
-            "spent: too little is left for counts and a study."
+            f"spent: {release.share:g} of it for counts leaves too little for a study."
         )
     counts = dict(zip(names, release.counts(arrays), strict=True))
     counted = schema.part(names).to_json()

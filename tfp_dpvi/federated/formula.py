@@ -48,11 +48,13 @@ class FormulaColumns:
     Attributes:
       schema: The description of the formula's columns.
       outcome: The name of the outcome's column.
+      outside: Whether numbers outside of their bounds are refused or clipped to them.
     """
 
     def __init__(self, design: Design, parts: Parts) -> None:
         self._design, self._parts = design, parts
         self.schema, self.outcome = design.schema, design.outcome
+        self.outside = design.outside
 
     def arrays(self, x: Structure, y: Structure | None) -> tuple[np.ndarray, np.ndarray]:
         """Returns inputs [n, columns] and outcomes [n] of a hospital's records.

@@ -58,6 +58,10 @@ class StudyColumns(Protocol):
     def outcome(self) -> str | None:
         """The name of the column that is y."""
 
+    @property
+    def outside(self) -> str:
+        """What becomes of numbers outside of their bounds: "refuse" or "clip"."""
+
     def arrays(self, x: Structure, y: Structure | None) -> Rows:
         """Returns x and y of a hospital's records.
 

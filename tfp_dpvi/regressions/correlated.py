@@ -96,6 +96,23 @@ def _with_bars(part: Argument | list[Argument]) -> Iterator[Operation]:
         yield from _with_bars(inner)
 
 
+def places_of(blocks: Sequence[Sequence[str]], names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Returns the places of correlated effects among all group effects.
+
+    Args:
+      blocks: The names of effects that are correlated with each other.
+      names: Those of all group effects.
+
+    Raises:
+      ValueError: An effect is not among them, as formulae leaves out what is multiplied.
+    """
+    if lost := [name for block in blocks for name in block if name not in names]:
+        raise ValueError(
+            f"formula multiplies the group term of {lost[0]!a:.99}: add it, as in + (x | g)."
+        )
+    return tuple(tuple(map(names.index, block)) for block in blocks)
+
+
 def pairs(size: int) -> list[tuple[int, int]]:
     """Returns the pairs of effects of a block, in the order of their partial correlations.
 
@@ -112,7 +129,7 @@ def correlation_prior(blocks: Blocks) -> tfd.Distribution:
     rstanarm. Its partial correlations, each given the effects before both, are then independent
     with beta distributions (Lewandowski, Kurowicka and Joe 2009), and that of two effects is
     uniform from -1 to 1: its inverse hyperbolic tangent is logistic. Of more effects those with
-    other shapes are logistic with their variance.
+    other shapes are logistic with their variance, so that the prior is nearly that.
 
     Args:
       blocks: See `Blocks`.
@@ -182,7 +199,8 @@ def partial_correlations(values: Sequence[float], blocks: Blocks) -> np.ndarray:
             factor = np.linalg.cholesky(matrix)
         except np.linalg.LinAlgError:
             raise ValueError(
-                "truth has correlations that no effects can have together: pass values nearer to 0."
+                "truth has correlations that no effects can have together, of which those not given are "
+                "0: pass values nearer to 0, or all."
             ) from None
         for first, second in pairs(len(block)):
             left = math.sqrt(1.0 - np.sum(factor[second, :first] ** 2))

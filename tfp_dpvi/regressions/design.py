@@ -22,7 +22,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Binary, Categorical, Column, Date, Integer, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
-from tfp_dpvi.regressions.correlated import correlated_effects
+from tfp_dpvi.regressions.correlated import correlated_effects, places_of
 from tfp_dpvi.regressions.responses import (
     MODULES,
     UFUNCS,
@@ -455,8 +455,7 @@ class Design:
                     f"formula has ({group.name}), several slopes of each level: slopes are of one "
                     "number each, (a + b | g), or write an interaction, x:g."
                 )
-        names = [group.name for group in self.groups]
-        self.correlated = tuple(tuple(map(names.index, block)) for block in self._correlated)
+        self.correlated = places_of(self._correlated, [group.name for group in self.groups])
         if not labels and not self.has_intercept and not self.groups:
             raise ValueError("formula has no terms: write, for instance, y ~ 1 + x.")
         self._set_scaling()

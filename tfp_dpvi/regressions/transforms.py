@@ -68,7 +68,9 @@ class Typical:
         if not self._is_set:
             self._is_set = True
             seen = np.asarray(x)[self._num_ends :] if self._typical is None else self._typical
-            self.transform(seen, *args, **settings)
+            # What is the same of all invented records has the state of its ends.
+            varies = np.ptp(np.asarray(seen, np.float64)) > 0.0
+            self.transform(seen if varies else x, *args, **settings)
         return self.transform(x, *args, **settings)
 
 
@@ -89,7 +91,8 @@ def set_typical(
     for call in calls:
         if call.callee not in _TYPICAL:
             continue
-        column = schema.columns.get(getattr(call.args[0], "name", ""))
+        first = call.args[0] if call.args else call.kwargs.get("x")
+        column = schema.columns.get(getattr(first, "name", ""))
         typical = None
         if call.callee in CENTRED and isinstance(column, Numeric):
             # Two values with exactly this mean and deviation.
@@ -107,8 +110,10 @@ def in_words(calls: Sequence[Call]) -> list[str]:
     for call in calls:
         if call.callee in CENTRED and isinstance(call.stateful_transform, Typical):
             state = call.stateful_transform.transform
-            unit = "" if call.callee == "center" else f" / {state.std:.4g}"
-            inner = str(call).partition("(")[2].removesuffix(")")
-            centred = f"{inner} - {state.mean:.4g}"
-            found[str(call)] = f"{call}: ({centred}){unit}" if unit else f"{call}: {centred}"
+            inner = str(call).partition("(")[2].removesuffix(")").removeprefix("x = ")
+            sign = "+" if state.mean < 0.0 else "-"
+            centred = f"{inner} {sign} {abs(state.mean):.6g}"
+            is_scaled = call.callee != "center"
+            value = f"({centred}) / {state.std:.6g}" if is_scaled else centred
+            found[str(call)] = f"{call}: {value}"
     return list(found.values())

@@ -257,8 +257,12 @@ def _count(
     # Before anything is spent.
     if path.exists():
         raise ValueError(f"--count-columns {path.name!r} exists: columns are counted once.")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--count-columns {path.name!r} cannot be written: name another folder.")
     if study.columns is None:
         raise ValueError("--count-columns needs a study with a schema: give one to the Study.")
+    if (persons is None) != (study.max_rows_per_unit is None):
+        raise ValueError("--unit-ids is for a study with max_rows_per_unit=, and needed there.")
     counts = count_columns(
         study.columns.schema,
         table,
@@ -268,6 +272,7 @@ def _count(
         ledger=ledger,
         num_hospitals=options.num_hospitals,
         unit_ids=persons,
+        outside=study.columns.outside,
     )
     counts.save(path)
     print(f"{options.name}: epsilon {ledger.epsilon(options.delta):.4g} spent", flush=True)
