@@ -282,7 +282,7 @@ def read_records(path: str, study: Study) -> tuple[Structure, Structure | None]:
         raise ValueError(
             f"--data {path!r} cannot be read as a table: a {type(error).__name__}."
         ) from None
-    names = study.columns.schema.names
+    names = (*study.columns.schema.names, study.weights)
     return table[[name for name in table.columns if name in names]], None
 
 
