@@ -340,6 +340,8 @@ def test_weights_are_a_term(study):
         study.terms.check_same(plain.terms.identity)
     with pytest.raises(ValueError, match="weights: the study has none; make it with max_weight"):
         hospital_of(plain, Refiner(plain))
+    # Weights are small beside the largest one: steps that expect more of records are short.
+    assert study.information == plain.information / MOST_HELD
     with pytest.raises(ValueError, match="rehearse it without max_weight"):
         rehearse_study(study, [(100, 1.0)], delta=1e-5, num=20)
 

@@ -184,7 +184,7 @@ class RegressionStudy(Study):
         return {**super().agreed_settings(), **own}
 
     def column_of_weights(self, x: Structure) -> np.ndarray | None:
-        """See `Weighted.column_of_weights`.
+        """See `Study.column_of_weights`.
 
         Args:
           x: A hospital's table.

@@ -99,7 +99,7 @@ class Hospital:
     #### Formal guarantee
 
     Let neighbouring data sets differ in one record of this hospital, with `unit_ids` in all rows of
-    one person. Whatever a server or another
+    one person, and in its weight. Whatever a server or another
     hospital sends, all replies together are (epsilon, delta)-differentially private, at epsilon of
     `spent`, at most the one given: each step is a Gaussian release of a clipped sum, charged before
     it runs, and tasks are functions of earlier replies (adaptive composition). No setting of

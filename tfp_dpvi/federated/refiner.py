@@ -198,7 +198,7 @@ class Refiner:
           ValueError: The records do not fit the likelihood, or are not in memory.
         """
         model, columns = self.study.bayesian_model, self.study.columns
-        weights = given_weights(self.study, x, weights)
+        weights = given_weights(self.study.max_weight, self.study.column_of_weights(x), weights)
         if columns is not None:
             x, y = columns.arrays(x, y)
         x, y = by_column("x", x), by_column("y", y)

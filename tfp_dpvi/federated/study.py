@@ -213,10 +213,8 @@ class Study:
         self.coordinates = Coordinates(prior)
         self._log_prior = self.coordinates.log_density
         factor, self.normal_prior = self._prior_factor()
-        # Of one record about one coordinate, as far as is known in advance.
         bound = optimizer.clip.finite_bound
-        from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
-        self.information = getattr(optimizer, "information", None) or from_clip
+        self.information = self._information(0.25 * (bound or 0.0) ** 2 / factor.num)
         self.columns = None if schema is None else self.make_columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
@@ -245,6 +243,12 @@ class Study:
             start_precision=0.0 if self.by_information else self.initial_stddev**-2,
             sums={} if self.point is None else self.point.shapes,
         )
+
+    def _information(self, from_clip: float) -> float:
+        """Returns that of a record about one coordinate, as far as is known in advance."""
+        known: float = getattr(self.optimizer, "information", None) or from_clip
+        # How small weights are beside the largest one is not public: of too much, steps are short.
+        return known if self.max_weight is None else known / MOST_HELD
 
     def make_columns(self, schema: Schema, outcome: str | None) -> StudyColumns:
         """Returns what turns a hospital's table into the study's arrays.
@@ -294,7 +298,11 @@ class Study:
         )
 
     def column_of_weights(self, x: Structure) -> np.ndarray | None:
-        """See `Weighted.column_of_weights`: here weights are an argument."""
+        """Returns the weights that a hospital's table has; None where they are an argument.
+
+        Args:
+          x: The table.
+        """
         del x
         return None
 

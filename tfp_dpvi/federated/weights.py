@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
 
 import numpy as np
 
-from tfp_dpvi._tf import Structure
 from tfp_dpvi.data import Records
 from tfp_dpvi.data.records import by_column, check_weights, refuse_weights
 
@@ -24,33 +22,19 @@ WEIGHTS_CAVEAT = (
 )
 
 
-class Weighted(Protocol):
-    """A study, as far as survey weights go."""
-
-    @property
-    def max_weight(self) -> float | None:
-        """The public largest weight; None in a study without weights."""
-
-    def column_of_weights(self, x: Structure) -> np.ndarray | None:
-        """Returns the weights that a hospital's table has; None if they are no column of it.
-
-        Args:
-          x: The table.
-        """
-
-
-def given_weights(study: Weighted, x: Structure, weights: np.ndarray | None) -> np.ndarray | None:
+def given_weights(
+    most: float | None, own: np.ndarray | None, weights: np.ndarray | None
+) -> np.ndarray | None:
     """Returns a hospital's weights as they were given, or None in a study without weights.
 
     Args:
-      study: The study.
-      x: The hospital's records.
+      most: The study's largest weight; None in a study without weights.
+      own: Weights that are a column of the hospital's table; None if they are none.
       weights: The argument.
 
     Raises:
       ValueError: The study has no weights, or has them and there are none; or they are given twice.
     """
-    most, own = study.max_weight, study.column_of_weights(x)
     if own is not None:
         if weights is not None:
             raise ValueError("weights are a column of x in this study: leave the argument out.")

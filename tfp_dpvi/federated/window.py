@@ -372,7 +372,8 @@ def released_weights(sums: SiteSums) -> ReleasedWeights | None:
     if "weights" not in sums.halves:
         return None
     means = (sums.mean("weights") / sums.num_records).tolist()
-    return ReleasedWeights(*means, noise=sums.deviation("weights") / sums.num_records)
+    noise = sums.deviation("weights") / sums.num_records
+    return ReleasedWeights(means[0], means[1], means[2], means[3], noise)
 
 
 def released_sums(sums: SiteSums, theta: np.ndarray, half: int | None = None) -> ReleasedSums:
