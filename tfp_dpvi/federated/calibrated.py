@@ -353,7 +353,8 @@ def combine(
             f"the hospitals' records may be unlike (p = {found.p_value:.2g}): their sums have "
             "equal weights, since others would move the posterior"
         )
-    notes += _on_hospitals(found, len(sites), local)
+    is_weighted = "weights" in total.halves
+    notes += _on_hospitals(found, len(sites), local, is_weighted=is_weighted)
     if bend > _MOST_BEND:
         faults.append(
             f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
@@ -382,16 +383,19 @@ def combine(
     return posterior
 
 
-def _on_hospitals(found: Heterogeneity, num: int, local: Local | None) -> list[str]:
+def _on_hospitals(
+    found: Heterogeneity, num: int, local: Local | None, *, is_weighted: bool
+) -> list[str]:
     """Returns notes on how unlike hospitals are, and how many tell it."""
     if local is None:
         if found.p_value >= _UNLIKE:
             return []
+        # Effects are not computed from weighted sums.
+        advice = ": name the parameters that differ, such as the intercept, in Study(local=)"
         return [
             f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that "
             "of all records together. If hospitals differ by more than what their records are, its "
-            "intervals are too narrow for what they have in common: name the parameters that "
-            "differ, such as the intercept, in Study(local=)"
+            f"intervals are too narrow for what they have in common{'' if is_weighted else advice}"
         ]
     notes = []
     if found.p_value < _UNLIKE:
