@@ -461,3 +461,8 @@ def test_descriptions_by_numpys_numbers_go_into_files():
     columns = {"wave": Categorical(list(np.arange(1, 4))), "age": Integer(np.int64(0), np.int64(9))}
     schema = Schema(columns)
     assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_a_description_that_lacks_a_bound_is_told_so():
+    with pytest.raises(ValueError, match="column 'age' lacks upper: what is public"):
+        Schema.from_dict({"age": {"type": "integer", "lower": 0}})

@@ -111,6 +111,7 @@ def test_persons_are_counted_as_one_row_each():
         ({"ledger": "berlin.ledger"}, "ledger must be a dpvi.PrivacyLedger"),
         ({"num_hospitals": 0}, "num_hospitals=0"),
         ({"num_records": 0}, "num_records=0"),
+        ({"seed": -1}, "seed=-1"),
         ({"epsilon": -1.0}, "epsilon=-1"),
         ({"delta": 1.0}, "delta=1"),
         ({"share": 1.5}, "share"),

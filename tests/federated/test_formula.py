@@ -97,6 +97,13 @@ def test_the_summary_names_effects_on_parameters_without_a_unit(study):
     np.testing.assert_allclose(shown.columns["mean"][2:], [1.0, 2.0, 1.0, 2.0])
 
 
+def test_effects_of_a_hospital_are_independent_with_one_bar_and_with_two():
+    names = ("coefficients[0]", "intercept")
+    for bars in ("|", "||"):
+        own = RegressionStudy(f"ill ~ age + (age {bars} hospital)", "bernoulli", SCHEMA)
+        assert tuple(sorted(own.local.names)) == names
+
+
 def test_what_does_not_fit_is_refused(study):
     with pytest.raises(ValueError, match="no common effect"):
         RegressionStudy("ill ~ 1 + (age | hospital)", "bernoulli", SCHEMA)

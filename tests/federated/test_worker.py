@@ -237,6 +237,19 @@ def test_a_worker_reads_tables(tmp_path, kind):
     np.testing.assert_array_equal(y, [0, 1])
 
 
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_a_worker_reads_the_persons_of_rows(tmp_path, kind):
+    path = str(tmp_path / f"records.{kind}")
+    table = pd.DataFrame({"age": [40, 7], "person": ["a", "b"]})
+    if kind == "npz":
+        np.savez(path, x=table[["age"]].to_numpy(), person=table["person"].to_numpy(str))
+    else:
+        table.to_csv(path, index=False)
+    assert list(worker.read_unit_ids(path, "person")) == ["a", "b"]
+    with pytest.raises(ValueError, match="--unit-ids 'who' is no column"):
+        worker.read_unit_ids(path, "who")
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [("records.xlsx", "is no .npz, .csv or .parquet"), ("none.csv", "a FileNotFoundError")],
@@ -259,7 +272,7 @@ def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "bounds", types.SimpleNamespace(make=bounds_study))
     rng = np.random.default_rng(0)
-    ages = pd.DataFrame({"age": rng.normal(50.0, 9.0, 4000), "ill": 1})
+    ages = pd.DataFrame({"age": rng.normal(50.0, 9.0, 4000), "ill": 1, "who": range(4000)})
     ages.to_csv("berlin.csv", index=False)
     command = ["--study", "bounds:make", "--data", "berlin.csv", "--name", "berlin"]
     command += ["--ledger", "berlin.ledger", "--epsilon", "1", "--count-columns", "berlin.json"]
@@ -269,7 +282,7 @@ def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker.access, "check_unchangeable", lambda *given: None)
     monkeypatch.setattr(worker.access, "check_private", lambda *given: None)
     monkeypatch.setattr(worker.access, "checked_imports", lambda name: contextlib.nullcontext())
-    command += ["--num-hospitals", "1"]
+    command += ["--num-hospitals", "1", "--unit-ids", "who"]
     assert worker.main(command) == 0
     counts = ColumnCounts.load("berlin.json")
     schema = described_together(bounds_study().columns.schema, [counts])
@@ -281,3 +294,4 @@ def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):
     assert "exists: columns are counted once" in capsys.readouterr().err
     with PrivacyLedger("berlin.ledger") as ledger:
         assert ledger.num_releases == 1
+        assert ledger.entries[0].plan.person is not None

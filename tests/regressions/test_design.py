@@ -17,7 +17,7 @@ from formulae.scanner import Scanner  # noqa: E402
 from formulae.transforms import TRANSFORMS as FUNCTIONS  # noqa: E402
 
 from tfp_dpvi.regressions import Design  # noqa: E402
-from tfp_dpvi.regressions.design import CATEGORIES, PLAIN, TRANSFORMS  # noqa: E402
+from tfp_dpvi.regressions.design import CATEGORIES, PLAIN  # noqa: E402
 from tfp_dpvi.regressions.responses import (  # noqa: E402
     CENSORED,
     TRIALS,
@@ -25,6 +25,7 @@ from tfp_dpvi.regressions.responses import (  # noqa: E402
     calls_of,
     response_of,
 )
+from tfp_dpvi.regressions.transforms import TRANSFORMS  # noqa: E402
 
 SCHEMA = Schema(
     {
@@ -259,8 +260,10 @@ def test_the_levels_are_the_schemas_and_the_first_is_the_reference():
     assert group.labels == ("1|ward[B]", "1|ward[A]", "1|ward[C]")
 
 
-def test_effects_of_a_group_are_independent_so_that_two_bars_are_one():
-    assert design("y ~ (age || ward)").groups == design("y ~ (age | ward)").groups
+def test_two_bars_say_that_effects_of_a_level_are_independent():
+    two, one = design("y ~ (age || ward)"), design("y ~ (age | ward)")
+    assert two.groups == one.groups
+    assert (two.correlated, one.correlated) == ((), ((0, 1),))
 
 
 @pytest.mark.parametrize(
@@ -395,3 +398,42 @@ def test_columns_are_scaled_by_the_schema_and_dummies_are_not():
     assert made.location[0] == pytest.approx(45.0, abs=1.0)
     assert made.scale[0] == pytest.approx(15.0, rel=0.05)
     assert made.scale[1:].tolist() == [1.0, 1.0, 1.0]
+
+
+FAR = {
+    "fitting bounds": {},
+    "far bounds": {"age": Continuous(0.0, 1e5, typical=(45.0, 12.0))},
+    "many whole numbers": {"age": Integer(0, 400, typical=(45.0, 12.0))},
+    "another column": {"k": Integer(0, 400)},
+    "many levels": {"k": Categorical([f"c{number}" for number in range(300)])},
+}
+
+
+def transformed(formula, change):
+    """The design's columns of records of 45 and 57 years."""
+    columns = {"y": Integer(0, 50), "age": Continuous(0.0, 100.0, typical=(45.0, 12.0)), **change}
+    design = Design(formula + " + k" * ("k" in change), Schema(columns))
+    data = {"age": np.array([45, 57])}
+    if "k" in change:
+        data["k"] = np.array([getattr(change["k"], "categories", [0])[0]] * 2, object)
+    return design, design.rows(data).common
+
+
+@pytest.mark.parametrize("change", FAR.values(), ids=FAR)
+def test_what_is_centred_and_scaled_is_so_by_typical_values_alone(change):
+    """Bounds, and other columns, do not change a coefficient's unit: they did."""
+    design, columns = transformed("y ~ scale(age)", change)
+    np.testing.assert_allclose(columns[:, 0], [0.0, 1.0], atol=1e-9)
+    assert design.transformed == ["scale(age): (age - 45) / 12"]
+    design, columns = transformed("y ~ center(age)", change)
+    np.testing.assert_allclose(columns[:, 0], [0.0, 12.0], atol=1e-9)
+    assert design.transformed == ["center(age): age - 45"]
+
+
+@pytest.mark.parametrize("formula", ["y ~ scale(np.sqrt(age))", "y ~ poly(age, 2)"])
+@pytest.mark.parametrize("change", list(FAR.values())[1:], ids=list(FAR)[1:])
+def test_other_transforms_have_the_unit_of_invented_records(formula, change):
+    """Up to the error of 4,000 of these."""
+    (_, expected), (_, columns) = transformed(formula, {}), transformed(formula, change)
+    found = columns[1] - columns[0]
+    np.testing.assert_allclose(found[0], (expected[1] - expected[0])[0], rtol=0.15)

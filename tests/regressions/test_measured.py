@@ -91,6 +91,7 @@ def test_a_ledger_with_too_little_left_is_not_charged(measured):
         ({"measured": ("wage",)}, "does not use"),
         ({"measured": ("age",), "share": 1.5}, "share"),
         ({"num_records": 0}, "num_records=0"),
+        ({"seed": -1}, "seed=-1"),
         ({"share": 0.999}, "leaves too little for the fit: pass at most 0.9"),
         ({"measured": ("age",), "formula": "y ~ age + part", "missing": "indicator"}, None),
         ({"measured": ("kind",), "formula": "y ~ kind", "missing": "indicator"}, "may be missing"),

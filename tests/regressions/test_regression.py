@@ -95,6 +95,8 @@ def test_predictions_effects_and_text(poisson):
     assert (table["mean"] < table["mean_high"]).all()
     effects = poisson.effects("age", num=5)
     assert effects["age"].tolist() == [18.0, 36.0, 54.0, 72.0, 90.0]
+    # Typically 45,000 +- 30,000: what lies beyond three deviations is hardly anybody's.
+    assert poisson.effects("income", num=2)["income"].max() == 135_000.0
     assert list(poisson.effects("ward")["ward"]) == ["A", "B", "C"]
     with pytest.raises(ValueError, match="no covariate"):
         poisson.effects("y")

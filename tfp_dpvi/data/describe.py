@@ -45,10 +45,14 @@ def _column(name: str, described: Any) -> Column:
         raise ValueError(
             f"column {name!r} needs a type, one of {', '.join(TYPES)}: got {check.shown(kind)}."
         )
-    known = [field.name for field in dataclasses.fields(TYPES[kind])]
+    fields = dataclasses.fields(TYPES[kind])
+    known = [field.name for field in fields]
     arguments = {key: value for key, value in described.items() if key != "type"}
     if unknown := sorted(set(map(str, arguments)) - set(known)):
         raise ValueError(f"column {name!r} has the unknown fields {unknown}: use {known}.")
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    if absent := [each for each in needed if each not in arguments]:
+        raise ValueError(f"column {name!r} lacks {', '.join(absent)}: what is public about it?")
     try:
         return TYPES[kind](**arguments)
     except (TypeError, ValueError) as error:

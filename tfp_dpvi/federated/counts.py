@@ -213,6 +213,8 @@ def count_columns(
         numbers_within(schema, column, data, outside)
     if not isinstance(ledger, PrivacyLedger):
         raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
+    if seed is not None:
+        check.count("seed", seed)
     arrays, person = Records(data, ledger, unit_ids).arrays(schema, names, seed)
     if num_records is None:
         num_records = len(arrays[names[0]])

@@ -94,6 +94,7 @@ class RegressionStudy(Study):
 
     `(1 | hospital)` gives each hospital an intercept of its own, around a shared one, and
     `(1 + age | hospital)` a slope too: see `local` of `Study`. No column of hospitals is needed.
+    Effects of a hospital are independent, as in `(1 + age || hospital)`, which means the same here.
     Hospitals pass their tables as x, without y.
 
     Args:
@@ -300,7 +301,7 @@ def _without_hospitals(formula: str, hospital: str) -> tuple[str, list[str]]:
     """Returns the formula without effects of hospitals, and what these are: "1" and terms."""
     check.text("formula", formula, "pass a formula, such as ill ~ age + (1 | hospital)")
     check.text("hospital", hospital, "pass what the formula calls hospitals")
-    term = rf"\(([^()|]*)\|\s*`?{re.escape(hospital)}`?\s*\)"
+    term = rf"\(([^()|]*)\|\|?\s*`?{re.escape(hospital)}`?\s*\)"
     if re.search(rf"[^+~\s]\s*{term}|{term}\s*[^-+\s]", formula):
         raise ValueError(
             f"formula={formula!a:.99}: effects of hospitals are added, as in + (1 | {hospital})."

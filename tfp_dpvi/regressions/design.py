@@ -22,6 +22,7 @@ import numpy as np
 from tfp_dpvi import _validate as check
 from tfp_dpvi.data import Binary, Categorical, Column, Date, Integer, Schema
 from tfp_dpvi.data.columns import Numeric, converted, is_missing
+from tfp_dpvi.regressions.correlated import correlated_effects
 from tfp_dpvi.regressions.responses import (
     MODULES,
     UFUNCS,
@@ -36,6 +37,7 @@ from tfp_dpvi.regressions.responses import (
     trials_of,
     ufunc_of,
 )
+from tfp_dpvi.regressions.transforms import TRANSFORMS, in_words, set_typical
 
 if TYPE_CHECKING:
     import pandas
@@ -51,11 +53,11 @@ MOST_LEVELS = 500
 
 MISSING_LEVEL = "missing"
 
-# Stateful ones take their state from invented records, and no other.
-TRANSFORMS = ("center", "scale", "standardize", "bs", "cr", "poly")
 CATEGORIES = ("C", "T", "S")
 MONOTONE = "mo"
 PLAIN = ("I", "offset")
+_QUOTED = re.compile(r"`.*?`|'.*?'|\".*?\"")
+_BARS = re.compile(rf"({_QUOTED.pattern})|\|\|")
 # Columns without typical values may vary so many times less than a quarter of the bounds' distance.
 _WIDENING = 4.0
 # Of invented numbers, the share that is moved; to the lower bound, the typical value, the upper
@@ -159,6 +161,7 @@ class Design:
       monotone: The first and the last common column of each monotone effect, by name; the last one
         is excluded.
       groups: The group effects.
+      correlated: Places of the group effects that are correlated with each other.
       has_intercept: Whether the formula has an intercept.
       location: What the model subtracts from each common column, float64 [p].
       wide: Which coefficients are of each column of numbers without typical values, bool [w, p].
@@ -181,8 +184,9 @@ class Design:
         outside: str = "refuse",
         constants: Mapping[str, Any] | None = None,
     ) -> None:
-        # Effects of one group are independent: (x || g) of brms is (x | g).
-        self.formula = check.text("formula", formula, 'pass "outcome ~ terms"').replace("||", "|")
+        self.formula = check.text("formula", formula, 'pass "outcome ~ terms"')
+        # formulae knows one bar alone.
+        self._plain = _BARS.sub(lambda found: found[1] or "|", self.formula)
         if missing not in (None, "indicator"):
             raise ValueError(f'missing={check.shown(missing)} must be None or "indicator".')
         self.outside = check.one_of("outside", outside, ("refuse", "clip"))
@@ -208,7 +212,7 @@ class Design:
     # ------------------------------------------------------------------ the formula
 
     def _parsed(self) -> Any:
-        unquoted = re.sub(r"`.*?`|'.*?'|\".*?\"", "", self._right_side)
+        unquoted = _QUOTED.sub("", self._right_side)
         if argument := re.search(r"(\w+)\s*=\s*\[", unquoted):
             raise ValueError(
                 f"formula has a list: name it, such as {argument[1]}=k, and pass it as "
@@ -220,9 +224,8 @@ class Design:
                 "formula has the level of a covariate, x[level]: write {x == 'level'} for it alone."
             )
         with _errors(self.formula):
-            parser = self._formulae.parser.Parser(
-                self._formulae.scanner.Scanner(self.formula).scan()
-            )
+            tokens = self._formulae.scanner.Scanner(self._plain).scan()
+            parser = self._formulae.parser.Parser(tokens)
             tree = parser.parse()
             if not parser.at_end():
                 # formulae would leave out what follows.
@@ -235,7 +238,14 @@ class Design:
                     "formula has -a ** b, a ** b ** c or a < b < c, not read as in Python: write "
                     "parentheses, as in {-(a ** b)} and {(a < b) * (b < c)}."
                 )
-            return self._formulae.model_description(self.formula)
+            description = self._formulae.model_description(self._plain)
+            self._correlated = correlated_effects(
+                tree,
+                tokens,
+                _QUOTED.sub("", self.formula),
+                lambda part: self._formulae.resolver.Resolver(part).resolve(),
+            )
+            return description
 
     def _checked_names(self, description: Any, schema: Schema) -> list[str]:
         for name in self.constants:
@@ -395,12 +405,15 @@ class Design:
             [{"np": UFUNCS, "numpy": UFUNCS, **self.constants, MONOTONE: steps}]
         )
         # Of an outcome of two columns formulae would check the invented ones.
-        formula = self._right_side if self._has_two_columns else self.formula
+        formula = self._right_side if self._has_two_columns else self._plain
         with _errors(self.formula), np.errstate(all="ignore"):
             description = self._formulae.model_description(formula)
             for term in description.common_terms:
                 # Terms of a / b share components, whose columns formulae would then confuse.
                 term.components = copy.deepcopy(getattr(term, "components", []))
+            self._calls = calls_of(description)
+            transforms = self._formulae.transforms.TRANSFORMS
+            set_typical(self._calls, self.schema, transforms, len(frame) - NUM_REFERENCE)
             return self._formulae.matrices.DesignMatrices(description, frame, environment)
 
     # ------------------------------------------------------------------ columns
@@ -442,6 +455,8 @@ class Design:
                     f"formula has ({group.name}), several slopes of each level: slopes are of one "
                     "number each, (a + b | g), or write an interaction, x:g."
                 )
+        names = [group.name for group in self.groups]
+        self.correlated = tuple(tuple(map(names.index, block)) for block in self._correlated)
         if not labels and not self.has_intercept and not self.groups:
             raise ValueError("formula has no terms: write, for instance, y ~ 1 + x.")
         self._set_scaling()
@@ -614,8 +629,13 @@ class Design:
         return self.trials is not None or self.limit is not None
 
     @property
+    def transformed(self) -> list[str]:
+        """The centre and unit of what the formula centres or scales, such as center(x): x - 4."""
+        return in_words(self._calls)
+
+    @property
     def _right_side(self) -> str:
-        return self.formula.partition("~")[2]
+        return self._plain.partition("~")[2]
 
     @functools.cached_property
     def limit_column(self) -> str:

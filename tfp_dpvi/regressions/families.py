@@ -14,6 +14,7 @@ from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.data import Categorical, Column
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.regressions.censored import Censored
+from tfp_dpvi.regressions.correlated import CorrelatedEffects, correlation_prior
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Normal, Outcome
 
 NUM_POINTS = 15
@@ -78,6 +79,7 @@ class Layout:
       censored: Where outcomes are not seen beyond a limit, "right" or "left": then the last column
         is the limit, on the model's scale. Else "".
       monotone: First and last common column of each monotone effect, the last one excluded.
+      correlated: Places of the group effects that are correlated within a level, for each group.
     """
 
     num_common: int
@@ -87,6 +89,7 @@ class Layout:
     has_trials: bool = False
     censored: str = ""
     monotone: tuple[tuple[int, int], ...] = ()
+    correlated: tuple[tuple[int, ...], ...] = ()
 
     @property
     def group_index(self) -> list[int]:
@@ -161,6 +164,11 @@ def make_prior(
         parts["group"] = lambda group_sd: _independent(
             tfd.Normal(np.float32(0.0), tf.gather(group_sd, index, axis=-1))
         )
+        if columns.correlated:
+            parts["group_cor"] = correlation_prior(columns.correlated)
+            parts["group"] = lambda group_sd, group_cor: CorrelatedEffects(
+                group_sd, group_cor, columns.group_sizes, columns.correlated
+            )
     return tfd.JointDistributionNamed(parts)
 
 

@@ -85,11 +85,12 @@ def regression(
         effects `(1 | g)` and slopes `(x | g)`; `mo(x)` of ordered levels, as brms', goes up or down
         alone: "mo(x)" is the difference of the last level from the first one, "share(mo(x)[a])"
         what the step up to a has of it. Levels, knots, means and scales are the schema's.
-        Effects of a level are independent; with slopes, its intercept is that where x has its
-        typical value. The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a
-        column or a public number. `censored(y, limit)` is an outcome that is not seen from a limit
-        on, a column or a public number, and `censored(y, limit, "left")` one that is not seen below
-        it. Each record needs its limit, independent of its outcome given the covariates.
+        Effects of a level are correlated in `(x | g)`, and independent in `(x || g)`; with slopes,
+        its intercept is that where x has its typical value, and so is "cor(1, x|g)".
+        The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a column or a
+        public number. `censored(y, limit)` is an outcome that is not seen from a limit on, a column
+        or a public number, and `censored(y, limit, "left")` one that is not seen below it. Each
+        record needs its limit, independent of its outcome given the covariates.
       data: A data set with the formula's columns, one row a record; others are ignored.
       family: "normal", "student", "lognormal", "gamma", "weibull", "exponential", "beta",
         "bernoulli", "binomial", "poisson", "negative_binomial", "zero_inflated_poisson",
@@ -163,6 +164,8 @@ def regression(
     check.delta(delta)
     if num_records is not None:
         check.count("num_records", num_records, 1)
+    if seed is not None:
+        check.count("seed", seed)
     if isinstance(measured, str) or not isinstance(measured, Iterable | None):
         name = measured if isinstance(measured, str) else "age"
         raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
@@ -375,7 +378,7 @@ def _without_unit(formula: str, unit: str | None) -> tuple[str, bool]:
     if unit is None or not isinstance(formula, str):
         return formula, False
     check.text("unit", unit, "pass the name of a column")
-    term = rf"\(\s*1\s*\|\s*`?{re.escape(unit)}`?\s*\)"
+    term = rf"\(\s*1\s*\|\|?\s*`?{re.escape(unit)}`?\s*\)"
     fixed = re.sub(rf"\+\s*{term}|{term}\s*\+|{term}", "", formula)
     if re.search(rf"\|[^)]*(?<!\w){re.escape(unit)}(?!\w)", fixed):
         raise ValueError(
@@ -421,6 +424,7 @@ def _parts(design: Design, family: str, priors: Mapping[str, Any], person: str =
         has_trials=design.trials is not None,
         censored="" if design.limit is None else design.limit.side,
         monotone=tuple(design.monotone.values()),
+        correlated=design.correlated,
     )
     unit = outcome.scale
     given, intercept = _priors(design, priors, unit, math.hypot(kind.coefficient_sd, distance))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import tf
+from tfp_dpvi.regressions.correlated import correlations, pairs
 from tfp_dpvi.regressions.design import Design, Rows
 from tfp_dpvi.regressions.families import Layout, outcome_levels, slopes
 from tfp_dpvi.regressions.outcomes import FAMILIES, Family, Outcome
@@ -74,7 +75,8 @@ class Parts:
         outcome, layout = dataclasses.asdict(self.outcome), dataclasses.asdict(self.layout)
         outcome["cuts"] = list(outcome["cuts"])
         layout["group_sizes"] = list(layout["group_sizes"])
-        layout["monotone"] = [list(span) for span in layout["monotone"]]
+        for name in ("monotone", "correlated"):
+            layout[name] = [list(places) for places in layout[name]]
         return {"family": self.family, "outcome": outcome, "layout": layout}
 
     @property
@@ -146,6 +148,9 @@ class Parts:
                 named[f"threshold[{levels[place]}|{levels[place + 1]}]"] = cut
         own = {name: draws[name] for name in self.kind.own(self.outcome)}
         named.update(self.kind.in_units(own, unit))
+        if self.layout.correlated:
+            found = correlations(draws["group_cor"], self.layout.correlated)
+            named.update(zip(self.correlations(design), found.T, strict=True))
         first = 0
         for place, group in enumerate(design.groups):
             named[f"sd({group.name})"] = draws["group_sd"][:, place] * unit / group.scale
@@ -162,6 +167,19 @@ class Parts:
             return [""]
         levels = outcome_levels(design.schema.columns[design.outcome])
         return [f"{level}: " for level in levels[1:]]
+
+    def correlations(self, design: Design) -> list[str]:
+        """Returns names of the correlations of group effects, such as "cor(1, age|county)".
+
+        Args:
+          design: The design.
+        """
+        names = []
+        for block in self.layout.correlated:
+            effects = [design.groups[place].name for place in block]
+            for first, second in pairs(len(block)):
+                names.append(f"cor({effects[first].rpartition('|')[0]}, {effects[second]})")
+        return names
 
     def names_of_model(self, design: Design) -> dict[str, str]:
         """Returns, by the names in the user's units, the names of the model's parameters.
@@ -182,6 +200,8 @@ class Parts:
             for number, label in enumerate(group.labels):
                 names[label] = f"group[{first + number}]"
             first += len(group.labels)
+        for place, name in enumerate(self.correlations(design)):
+            names[name] = f"group_cor[{place}]"
         if self.layout.unit:
             names[f"sd(1|{self.layout.unit})"] = "unit_sd"
         return {**names, **{name: name for name in self.kind.own(self.outcome)}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -80,11 +80,13 @@ class Call(Argument, Protocol):
       callee: The function's name.
       args: The arguments.
       kwargs: Those that are named.
+      stateful_transform: The function, if it learns from the first values that it sees.
     """
 
     callee: str
     args: Sequence[Argument]
     kwargs: Mapping[str, Argument]
+    stateful_transform: Callable[..., np.ndarray] | None
 
     def eval(self, data: pandas.DataFrame, env: Any) -> np.ndarray:
         """Returns the function's values.

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 _NUM_DRAWS = 4000
 _NUM_PREDICTIVE = 1000
+# Effects are shown up to so many typical deviations from the typical value.
+_REACH = 3.0
 _SHARES = ("noise", "data", "prior")
 # How the model's caveat of each warning begins.
 _DO_NOT_TRUST = "do not trust the posterior's intervals: "
@@ -169,6 +171,7 @@ class Regression:
                 f"outcome scaled by the schema: ({design.outcome_text} - "
                 f"{parts.outcome.location:.4g}) / {parts.outcome.scale:.4g}"
             )
+        sentences += design.transformed
         sentences += self._priors_of_coefficients()
         trials = design.schema.columns.get(str(design.trials))
         if isinstance(trials, Numeric):
@@ -234,6 +237,8 @@ class Regression:
         ]
         if self.parts.layout.unit:
             effects.append(f"prior of sd(1|{self.parts.layout.unit}): halfnormal({unit:.3g})")
+        if cors := self.parts.correlations(self.design):
+            effects.append(f"prior of {', '.join(cors)}: LKJ(1), uniform over correlation matrices")
         at = [
             f"effects {group.intercepts}: those where {group.name.rpartition('|')[0]} is "
             f"{group.location:.4g}, its typical value"
@@ -532,7 +537,8 @@ class Regression:
 
         Args:
           name: The covariate.
-          num: The number of values of a numeric covariate, between its bounds.
+          num: The number of values of a numeric covariate, between its bounds; where its typical
+            values are known, not beyond three deviations from them.
           level: The probability of the intervals.
           at: Values of other covariates instead of their typical ones, such as those at which an
             interaction is to be seen.
@@ -557,7 +563,7 @@ class Regression:
             )
         values: Any
         if isinstance(column, Numeric):
-            values = np.linspace(column.lower, column.upper, num)
+            values = np.linspace(*_range(column), num)
             values = np.unique(np.round(values)) if column.step else values
         else:
             values = column.values(np.arange(column.num_levels), np.random.default_rng(0))
@@ -677,8 +683,11 @@ class Regression:
             **{**fields["outcome"], "cuts": tuple(fields["outcome"]["cuts"])}
         )
         sizes = tuple(fields["layout"]["group_sizes"])
-        spans = tuple(map(tuple, fields["layout"].get("monotone", ())))
-        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes, "monotone": spans})
+        places = {
+            name: tuple(map(tuple, fields["layout"].get(name, ())))
+            for name in ("monotone", "correlated")
+        }
+        fields["layout"] = Layout(**{**fields["layout"], "group_sizes": sizes, **places})
         fields["coefficients"] = tuple(tuple(pair) for pair in fields["coefficients"])
         for name in ("intercept", "location", "scale", "measured"):
             fields[name] = tuple(fields[name])
@@ -690,6 +699,15 @@ class Regression:
             constants=described["constants"],
         )
         return cls(design, Parts(**fields), model)
+
+
+def _range(column: Numeric) -> tuple[float, float]:
+    """Returns between which values effects are shown: where records may be expected."""
+    if column.typical is None:
+        return column.lower, column.upper
+    reach = _REACH * column.deviation
+    lower = max(column.lower, column.location - reach)
+    return lower, min(column.upper, column.location + reach)
 
 
 def _typical(column: Any, num: int) -> np.ndarray:

@@ -18,6 +18,7 @@ from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.data import Schema
 from tfp_dpvi.data.columns import Numeric, is_missing
 from tfp_dpvi.privacy import PrivacyLedger
+from tfp_dpvi.regressions.correlated import partial_correlations
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
@@ -319,11 +320,14 @@ def _on_model_scale(
         if inner == "coefficients":
             given["coefficients"][place] = value * scale[place % num] / unit
         elif inner == "group":
-            given[names[name]] = np.array(value / unit)
+            group = design.groups[parts.layout.group_index[place]]
+            given[names[name]] = np.array(value * group.scale / unit)
         elif inner == "group_sd":
-            given["group_sd"][place] = value / unit
+            given["group_sd"][place] = value * design.groups[place].scale / unit
         elif inner in TYPICAL:
             given[inner] = np.array(value / (unit if inner == "sigma" else 1.0))
+    if cors := [values.get(name, 0.0) for name in parts.correlations(design)]:
+        given["group_cor"] = partial_correlations(cors, parts.layout.correlated)
     slopes = given.get("coefficients", np.zeros(0)).reshape(-1, max(num, 1)) * unit
     shift = slopes @ (location / scale) if num else np.zeros(len(given.get("intercept", [0.0])))
     for name, value in values.items():

@@ -30,12 +30,14 @@ import os
 import pathlib
 import sys
 from multiprocessing.connection import Connection, Listener
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sqlalchemy as sa
 
 from tfp_dpvi._keystream import SECURE
 from tfp_dpvi._tf import Structure
+from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.federated.counts import count_columns
 from tfp_dpvi.federated.deployment import access
 from tfp_dpvi.federated.hospital import Hospital
@@ -43,6 +45,9 @@ from tfp_dpvi.federated.messages import MessageError
 from tfp_dpvi.federated.simulation import hospital_of
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.privacy import PrivacyLedger
+
+if TYPE_CHECKING:
+    import pandas
 
 _LOG = logging.getLogger("tfp_dpvi")
 _QUIET = 30.0  # Seconds after which a connection that says nothing is closed.
@@ -151,6 +156,11 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="epsilon is the price of a total: trusts who adds up sums, as the study says",
     )
+    parser.add_argument(
+        "--unit-ids",
+        metavar="COLUMN",
+        help="the persons of the rows, in a study of persons: a column, or an array of the npz",
+    )
     parser.add_argument("--num-hospitals", type=int, help="about how many count their columns")
     parser.add_argument("--socket", help="path of the Unix socket to listen at")
     client = parser.add_mutually_exclusive_group(required=True)
@@ -205,6 +215,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
     with access.checked_imports("--study") if protected else contextlib.nullcontext():
         study = getattr(importlib.import_module(module), function)()
     x, y = read_records(options.data, study)
+    persons = None if options.unit_ids is None else read_unit_ids(options.data, options.unit_ids)
     last_reply = options.last_reply
     if last_reply is None and "://" not in options.ledger:
         last_reply = f"{options.ledger}.reply"
@@ -212,7 +223,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
         if protected and "://" not in options.ledger:
             access.check_private("--ledger", options.ledger)
         if options.count_columns is not None:
-            return _count(options, study, x, ledger)
+            return _count(options, study, x, persons, ledger)
         budget = {
             "epsilon": options.epsilon,
             "delta": options.delta,
@@ -221,6 +232,7 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
             "randomness": options.randomness,
             "last_reply": last_reply,
             "trusts_sum": options.trusts_sum,
+            "unit_ids": persons,
         }
         if study.example is None:
             _LOG.warning("The study has neither schema nor example: its columns are not compared.")
@@ -234,7 +246,11 @@ def _run(options: argparse.Namespace, group: int | None) -> None:
 
 
 def _count(
-    options: argparse.Namespace, study: Study, table: Structure, ledger: PrivacyLedger
+    options: argparse.Namespace,
+    study: Study,
+    table: Structure,
+    persons: Identifiers,
+    ledger: PrivacyLedger,
 ) -> None:
     """Writes the noisy counts of a table's columns to a new file."""
     path = pathlib.Path(options.count_columns)
@@ -251,6 +267,7 @@ def _count(
         delta=options.delta,
         ledger=ledger,
         num_hospitals=options.num_hospitals,
+        unit_ids=persons,
     )
     counts.save(path)
     print(f"{options.name}: epsilon {ledger.epsilon(options.delta):.4g} spent", flush=True)
@@ -274,16 +291,41 @@ def read_records(path: str, study: Study) -> tuple[Structure, Structure | None]:
         raise ValueError(f"--data {path!r} is no .npz, .csv or .parquet: convert it to one.")
     if study.columns is None:
         raise ValueError("--data is a table, whose columns need a schema: give one to the Study.")
+    table = _table(path)
+    names = (*study.columns.schema.names, study.weights)
+    return table[[name for name in table.columns if name in names]], None
+
+
+def read_unit_ids(path: str, column: str) -> Identifiers:
+    """Returns the person of each row of a file.
+
+    Args:
+      path: Path of the file, as of `read_records`.
+      column: The column of a table, or the array of an npz file.
+
+    Raises:
+      ValueError: The file has no such column.
+    """
+    if pathlib.Path(path).suffix.lower() == ".npz":
+        with np.load(path, allow_pickle=False) as held:
+            found = held.get(column)
+    else:
+        found = _table(path).get(column)
+    if found is None:
+        raise ValueError(f"--unit-ids {column!r} is no column of --data: name one.")
+    return np.asarray(found)
+
+
+def _table(path: str) -> pandas.DataFrame:
     import pandas as pd  # A table's reader, where there is a table.
 
+    is_csv = pathlib.Path(path).suffix.lower() == ".csv"
     try:
-        table = pd.read_csv(path) if kind == ".csv" else pd.read_parquet(path)
+        return pd.read_csv(path) if is_csv else pd.read_parquet(path)
     except (ValueError, OSError) as error:  # The error may quote a record.
         raise ValueError(
             f"--data {path!r} cannot be read as a table: a {type(error).__name__}."
         ) from None
-    names = (*study.columns.schema.names, study.weights)
-    return table[[name for name in table.columns if name in names]], None
 
 
 def _holds_password(ledger: str) -> bool:
