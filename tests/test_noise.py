@@ -29,6 +29,7 @@ PACKAGE = pathlib.Path(dpvi.__file__).parent
 # Files that draw normals for another purpose than the noise of a release, and which.
 OTHER_NORMALS = {
     "federated/columns.py": "invented inputs in place of public ones",
+    "regressions/correlated.py": "draws of a group's effects from their prior",
     "federated/effects.py": "draws of the effects that released sums leave",
     "federated/rehearsal.py": "effects of simulated hospitals",
     "federated/factors.py": "draws of a posterior that is known",

@@ -216,8 +216,8 @@ def test_a_worker_outlives_a_task_that_fails(tmp_path):
 
 def tabular_study():
     columns = {"age": Integer(0, 110, bins=4), "height": Continuous(0.4, 2.5, bins=4)}
-    study = types.SimpleNamespace(columns=Columns(Schema({**columns, "ill": Binary()}), "ill"))
-    return study
+    read = Columns(Schema({**columns, "ill": Binary()}), "ill")
+    return types.SimpleNamespace(columns=read, weights=None)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "npz"])
@@ -265,7 +265,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, name, says):
 def bounds_study():
     """The study before hospitals know typical values."""
     columns = Columns(Schema({"age": Continuous(0.0, 500.0), "ill": Binary()}), "ill")
-    return types.SimpleNamespace(columns=columns, max_rows_per_unit=1)
+    return types.SimpleNamespace(columns=columns, max_rows_per_unit=1, weights=None)
 
 
 def test_a_worker_counts_columns_once_and_ends(tmp_path, monkeypatch, capsys):

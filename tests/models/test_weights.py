@@ -284,7 +284,7 @@ def test_a_weight_of_persons_is_that_of_all_their_rows():
         (
             [*np.linspace(1.0, 2.0, 12)],
             {"max_weight": 2.0, "unit_ids": np.arange(12) // 2, "max_rows_per_unit": 2},
-            "differs between rows of one person",
+            "differ between rows of one person",
         ),
     ],
 )

@@ -434,7 +434,7 @@ def test_what_is_centred_and_scaled_is_so_by_typical_values_alone(change):
 def test_the_centre_is_said_to_six_digits_with_one_sign():
     columns = {"y": Integer(0, 50), "cold": Continuous(-90.0, 90.0, typical=(-4.25, 7.5))}
     design = Design("y ~ scale(x=cold)", Schema(columns))
-    assert design.transformed == ["scale(x = cold): (cold + 4.25) / 7.5"]
+    assert design.transformed == ["scale(x=cold): (cold + 4.25) / 7.5"]
 
 
 def test_what_is_the_same_of_all_invented_records_has_a_scale():

@@ -397,6 +397,10 @@ class Scoring:
         self._follow_public_inputs()
         self._step.set_limits()
         self._step.gain.assign(np.zeros([self.size, self.size]))
+        if self.likelihood.max_weight is not None:
+            # Of weights the largest one alone is public; rounding too is that of no earlier fit.
+            self._step.set_scale(WeightScale.at_start(len(self.likelihood.scale.shares)))
+            self._weigh(ReleasedWeights.unknown())
         return self._coordinates.whitening
 
     def restart(self) -> None:
@@ -439,8 +443,12 @@ class Scoring:
             return
         released = ReleasedWeights.of_blocks(accumulated, mechanism, np.arange(NUM_BLOCKS))
         if released is not None:
-            lengths = self.likelihood.moments_at(self._theta(), self._coordinates.whitening).lengths
-            self._step.set_scale(WeightScale.of_released(released, lengths))
+            self._weigh(released)
+
+    def _weigh(self, known: ReleasedWeights) -> None:
+        """Takes the clip that is wide enough for what is known of weights."""
+        lengths = self.likelihood.moments_at(self._theta(), self._coordinates.whitening).lengths
+        self._step.set_scale(WeightScale.of_released(known, lengths))
 
     def _widen_clip(self, accumulated: dict[str, Any], mechanism: Mechanism) -> None:
         """Takes a wider clip for the window if the last steps' releases say that it cut too much.

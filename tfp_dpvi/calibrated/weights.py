@@ -163,6 +163,11 @@ class ReleasedWeights:
         noise = deviation / (mechanism.expected_batch_size * math.sqrt(count))
         return cls(means[0], means[1], means[2], means[3], noise)
 
+    @classmethod
+    def unknown(cls) -> ReleasedWeights:
+        """Returns what is known of weights before anything was released: nothing."""
+        return cls(0.0, 0.0, 0.0, 0.0, noise=1.0)
+
     @property
     def is_known(self) -> bool:
         """True if the mean weight is more than noise."""
@@ -231,9 +236,18 @@ class WeightScale:
             square = released.square + _SURE * released.noise
             shares = _beta_quantiles(released.mean, square, num)
         clip = _least_clip(shares * np.sort(lengths))
-        # In an order of their own: public inputs say nothing of weights.
-        order = np.random.default_rng(0).permutation(num)
-        return cls(1.0 / max(clip, 1e-6), shares[order], are_alike=False)
+        return cls(1.0 / max(clip, 1e-6), _in_own_order(shares), are_alike=False)
+
+    def with_shares_of(self, released: ReleasedWeights) -> WeightScale:
+        """Returns the same factor, with weights of public inputs that are like those released.
+
+        Args:
+          released: What was released of weights under this factor.
+        """
+        if not released.is_known:
+            return self
+        shares = _beta_quantiles(released.mean, released.square, len(self.shares))
+        return dataclasses.replace(self, shares=_in_own_order(shares))
 
     def after(self, released: ReleasedWeights) -> WeightScale:
         """Returns that of a wider clip, if the present one turns out to cut too much.
@@ -277,6 +291,12 @@ def _beta_quantiles(mean: float, square: float, num: int) -> np.ndarray:
     places = (np.arange(num) + 0.5) / num
     quantiles: np.ndarray = stats.beta.ppf(places, mean * total, (1.0 - mean) * total)
     return np.clip(quantiles, 1e-6, 1.0)
+
+
+def _in_own_order(shares: np.ndarray) -> np.ndarray:
+    """Returns weights in an order of their own: public inputs say nothing of weights."""
+    ordered: np.ndarray = shares[np.random.default_rng(0).permutation(len(shares))]
+    return ordered
 
 
 def _least_clip(lengths: np.ndarray) -> float:

@@ -96,8 +96,8 @@ class Records:
         weights: np.ndarray = weight[units.places]
         if (weights != weights[:, :1]).any():
             raise ValueError(
-                "sample_weight differs between rows of one person: a person, household or cluster "
-                "has one weight. Give all of its rows the same."
+                "weights differ between rows of one person: a person, household or cluster has "
+                "one. Give all of its rows the same."
             )
         first: np.ndarray = weights[:, 0]
         return first
@@ -284,12 +284,15 @@ def check_max_weight(max_weight: float | None, sample_weight: Any) -> float | No
     return most
 
 
-def refuse_weights(weights: np.ndarray, max_weight: float | None) -> None:
+def refuse_weights(
+    weights: np.ndarray, max_weight: float | None, name: str = "sample_weight"
+) -> None:
     """Raises for weights that no record can have: the curator's check, outside the guarantee.
 
     Args:
       weights: Float [n].
       max_weight: The public largest weight, or None.
+      name: The argument, for messages.
 
     Raises:
       ValueError: A weight is not finite, negative or above the largest one; or all are 0, where
@@ -297,20 +300,20 @@ def refuse_weights(weights: np.ndarray, max_weight: float | None) -> None:
     """
     if not (finite := np.isfinite(weights)).all():
         raise ValueError(
-            f"sample_weight has NaN or infinite entries in {check.rows(~finite)}: fill them, or "
-            "leave these records out by a public rule."
+            f"{name} has NaN or infinite entries in {check.rows(~finite)}: fill them, or leave "
+            "these records out by a public rule."
         )
     if (negative := weights < 0.0).any():
         raise ValueError(
-            f"sample_weight has negative entries in {check.rows(negative)}: weights must be >= 0."
+            f"{name} has negative entries in {check.rows(negative)}: weights must be >= 0."
         )
     if (above := weights > weights.dtype.type(max_weight or np.inf)).any():
         raise ValueError(
-            f"sample_weight is above max_weight={max_weight:g} in {check.rows(above)}: declare a "
-            "larger max_weight, or trim the weights by a public rule."
+            f"{name} is above max_weight={max_weight:g} in {check.rows(above)}: declare a larger "
+            "max_weight, or trim the weights by a public rule."
         )
     if max_weight is not None and not weights.any():
-        raise ValueError("sample_weight is 0 for all records: no record would count.")
+        raise ValueError(f"{name} is 0 for all records: no record would count.")
 
 
 def several_inputs(x: Any, y: Any) -> Any:
@@ -444,12 +447,13 @@ def _are_texts(array: np.ndarray) -> bool:
     return array.dtype.kind in "US" or all(isinstance(entry, str | bytes) for entry in array.flat)
 
 
-def check_weights(sample_weight: Any, num: int) -> np.ndarray:
+def check_weights(sample_weight: Any, num: int, name: str = "sample_weight") -> np.ndarray:
     """Returns the weights as an array.
 
     Args:
       sample_weight: The weights.
       num: The number of records.
+      name: The argument, for messages.
 
     Raises:
       TypeError: The weights are not numeric.
@@ -457,14 +461,14 @@ def check_weights(sample_weight: Any, num: int) -> np.ndarray:
     """
     if np.shape(sample_weight) != (num,):
         raise ValueError(
-            f"sample_weight must be one array of shape [{num}], one weight for each record, got "
-            f"shape {np.shape(sample_weight)}."
+            f"{name} must be one array of shape [{num}], one weight for each record, got shape "
+            f"{np.shape(sample_weight)}."
         )
     weights = np.asarray(sample_weight)
     if weights.dtype.kind not in "biuf":
         raise TypeError(
-            f"sample_weight has dtype {check.dtype_name(weights.dtype)}, which is not numeric: "
-            "pass numbers."
+            f"{name} has dtype {check.dtype_name(weights.dtype)}, which is not numeric: pass "
+            "numbers."
         )
     return weights
 

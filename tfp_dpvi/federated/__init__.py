@@ -11,7 +11,7 @@ Read the files in this order. Each imports from those before it only.
   that is saved; `server` runs a study, `status` shows it, and `aggregation` adds up sums that are
   only seen together.
 * `columns` are what hospitals share of their tables, and `counts` tell their typical values before
-  there is a study; `effects` differ between hospitals; `window`
+  there is a study; `effects` differ between hospitals; `weights` are those of records; `window`
   releases the sums, and `calibrated` is the posterior of them. `study` is the model, and `formula`
   that of a regression.
 * `scoring` and `refiner` make a hospital's local steps; `release` adds noise in each, `hospital`

@@ -22,7 +22,7 @@ from tfp_dpvi.calibrated.whitening import Curvatures
 from tfp_dpvi.federated.effects import EffectDraws, HospitalEffects, Local, SiteLikelihoods
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import SiteSums, total_of
-from tfp_dpvi.federated.window import PublicPoint, released_sums
+from tfp_dpvi.federated.window import PublicPoint, released_sums, released_weights
 
 _LOG = logging.getLogger("tfp_dpvi")
 # p-values of the test for unlike records: above it weights are used, below the other it warns.
@@ -326,6 +326,7 @@ def combine(
             "this library, and their public inputs."
         )
     point.scoring.num_records = total.num_records
+    point.see_weights(total)
     notes: list[str] = []
     faults: list[str] = []
     effects: _Effects | None = None
@@ -352,7 +353,8 @@ def combine(
             f"the hospitals' records may be unlike (p = {found.p_value:.2g}): their sums have "
             "equal weights, since others would move the posterior"
         )
-    notes += _on_hospitals(found, len(sites), local)
+    is_weighted = "weights" in total.halves
+    notes += _on_hospitals(found, len(sites), local, is_weighted=is_weighted)
     if bend > _MOST_BEND:
         faults.append(
             f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
@@ -381,16 +383,19 @@ def combine(
     return posterior
 
 
-def _on_hospitals(found: Heterogeneity, num: int, local: Local | None) -> list[str]:
+def _on_hospitals(
+    found: Heterogeneity, num: int, local: Local | None, *, is_weighted: bool
+) -> list[str]:
     """Returns notes on how unlike hospitals are, and how many tell it."""
     if local is None:
         if found.p_value >= _UNLIKE:
             return []
+        # Effects are not computed from weighted sums.
+        advice = ": name the parameters that differ, such as the intercept, in Study(local=)"
         return [
             f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that "
             "of all records together. If hospitals differ by more than what their records are, its "
-            "intervals are too narrow for what they have in common: name the parameters that "
-            "differ, such as the intercept, in Study(local=)"
+            f"intervals are too narrow for what they have in common{'' if is_weighted else advice}"
         ]
     notes = []
     if found.p_value < _UNLIKE:
@@ -531,16 +536,15 @@ def _bend(
 def _heterogeneity(sites: list[SiteSums], curvatures: Curvatures) -> Heterogeneity:
     """Returns Q of the hospitals' scores: each is expected to have its share of the records'.
 
-    For like records score m has mean `f_m eta` and covariance `f_m B + sd_m^2 I`, for the share f_m
-    of the records.
+    For like records score m has mean `f_m eta` and covariance `g_m B + sd_m^2 I`, for the share f_m
+    of the records and g_m = f_m; with weights w, f_m is the share of their sum, and g_m of w^2.
     """
-    records = np.array([site.num_records for site in sites], np.float64)
-    shares = records / records.sum()
+    shares, squares = _shares(sites)
     covariance = curvatures.window.simulation * curvatures.variances.mean(axis=0)
     size = len(covariance)
     inverses = [
-        np.linalg.inv(share * covariance + site.deviation("score") ** 2 * np.eye(size))
-        for share, site in zip(shares, sites, strict=True)
+        np.linalg.inv(square * covariance + site.deviation("score") ** 2 * np.eye(size))
+        for square, site in zip(squares, sites, strict=True)
     ]
     scores = [site.mean("score") for site in sites]
     together = list(zip(shares, inverses, scores, strict=True))
@@ -552,6 +556,18 @@ def _heterogeneity(sites: list[SiteSums], curvatures: Curvatures) -> Heterogenei
         for share, inverse, score in together
     )
     return Heterogeneity(float(statistic), size * (len(sites) - 1))
+
+
+def _shares(sites: list[SiteSums]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns hospitals' shares of all records, or of their weights and of these squared; [M]."""
+    records = np.array([site.num_records for site in sites], np.float64)
+    known = [part for part in map(released_weights, sites) if part is not None and part.is_known]
+    means, squares = np.ones([2, len(sites)])
+    if len(known) == len(sites):
+        means = np.array([part.mean for part in known])
+        squares = np.maximum([part.square for part in known], means**2)
+    sums, square_sums = records * means, records * squares
+    return sums / sums.sum(), square_sums / square_sums.sum()
 
 
 def _precision_weights(sites: list[SiteSums], curvatures: Curvatures) -> np.ndarray:

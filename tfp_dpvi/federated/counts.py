@@ -195,7 +195,7 @@ def count_columns(
     ...     for name, table in tables.items()
     ... ]
     >>> [round(value) for value in described_together(schema, counts).columns["age"].typical]
-    [50, 9]
+    [49, 12]
 
     ```
     """

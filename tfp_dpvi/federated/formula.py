@@ -19,10 +19,10 @@ from tfp_dpvi.data import Schema
 from tfp_dpvi.federated.calibrated import Released, StudyDraws, StudyPosterior
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.optimizers import InformationOptimizer
-from tfp_dpvi.regressions.checking import outcome_values
+from tfp_dpvi.regressions.checking import numbers_within, outcome_values
 from tfp_dpvi.regressions.design import Design
 from tfp_dpvi.regressions.families import likelihood, make_prior
-from tfp_dpvi.regressions.fit import described
+from tfp_dpvi.regressions.fit import described, weight_column
 from tfp_dpvi.regressions.measured import undescribed
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.words import NOT_KNOWN, in_own_words
@@ -108,11 +108,14 @@ class RegressionStudy(Study):
       missing: As of `dpvi.regression`.
       outside: As of `dpvi.regression`.
       constants: As of `dpvi.regression`.
+      weights: The column of survey weights in hospitals' tables, as of `dpvi.regression`: its
+        `upper` in the schema is the public largest weight.
       **settings: Other arguments of `Study`, such as its name.
 
     Attributes:
       design: The design of the formula, without hospitals' effects.
       parts: The model's description.
+      weights: The column of survey weights, or None.
 
     Raises:
       ImportError: formulae is not installed.
@@ -142,8 +145,12 @@ class RegressionStudy(Study):
         missing: str | None = None,
         outside: str = "refuse",
         constants: Mapping[str, Any] | None = None,
+        weights: str | None = None,
         **settings: Any,
     ) -> None:
+        self.weights, self._described = weights, Schema.of(schema)
+        if weights is not None:
+            settings["max_weight"] = float(weight_column(self._described, weights).upper)
         common, effects = _without_hospitals(formula, hospital)
         self.design, self.parts = described(
             common,
@@ -174,7 +181,20 @@ class RegressionStudy(Study):
 
     def agreed_settings(self) -> dict[str, str]:
         """See `Study.agreed_settings`: hospitals agree on formula and family too."""
-        return {**super().agreed_settings(), "formula": self._formula, "family": self.parts.family}
+        own = {"formula": self._formula, "family": self.parts.family}
+        if self.weights is not None:
+            own["weights"] = self._described.part([self.weights]).to_json()
+        return {**super().agreed_settings(), **own}
+
+    def column_of_weights(self, x: Structure) -> np.ndarray | None:
+        """See `Study.column_of_weights`.
+
+        Args:
+          x: A hospital's table.
+        """
+        if self.weights is None:
+            return None
+        return numbers_within(self._described, self.weights, x, self.design.outside)
 
     def _own_names(self, effects: list[str]) -> list[str]:
         """Returns the model's names of what differs between hospitals."""

@@ -11,6 +11,7 @@ import os
 import pathlib
 import threading
 
+import numpy as np
 from dp_accounting import DpEvent, NeighboringRelation
 
 from tfp_dpvi import _validate as check
@@ -26,6 +27,7 @@ from tfp_dpvi.federated.saved import replace_file
 from tfp_dpvi.federated.study import Study
 from tfp_dpvi.federated.sums import SiteSums
 from tfp_dpvi.federated.trusted import AgreedSum
+from tfp_dpvi.federated.weights import WEIGHTS_CAVEAT
 from tfp_dpvi.federated.window import SHARE, WindowRelease
 from tfp_dpvi.privacy import (
     BudgetExhaustedError,
@@ -86,6 +88,7 @@ class Hospital:
       unit_ids: The person of each row, as of `DPModel.fit`, where the study has
         `max_rows_per_unit`: a record is then a person.
       rows_beyond: "random" or "first": which rows of persons with more are used.
+      weights: The survey weight of each row, in a study with `max_weight`; they are private.
       trusts_sum: In a study with a `trusted_sum`: whether this hospital trusts that its sums of
         the last phase are seen added up alone, so that epsilon is the price of that. By default it
         does not: it adds as much noise as its own message needs, and at least what is agreed on.
@@ -96,7 +99,7 @@ class Hospital:
     #### Formal guarantee
 
     Let neighbouring data sets differ in one record of this hospital, with `unit_ids` in all rows of
-    one person. Whatever a server or another
+    one person, and in its weight. Whatever a server or another
     hospital sends, all replies together are (epsilon, delta)-differentially private, at epsilon of
     `spent`, at most the one given: each step is a Gaussian release of a clipped sum, charged before
     it runs, and tasks are functions of earlier replies (adaptive composition). No setting of
@@ -150,6 +153,7 @@ class Hospital:
         last_reply: str | os.PathLike[str] | None = None,
         unit_ids: Identifiers = None,
         rows_beyond: str = "random",
+        weights: np.ndarray | None = None,
         trusts_sum: bool = False,
     ) -> None:
         check_randomness(randomness, seed, "the hospital")
@@ -174,6 +178,7 @@ class Hospital:
             randomness,
             unit_ids,
             rows_beyond,
+            weights,
         )
         self._release = self.make_release(settings, x, y, num_records)
         self.num_records = self._release.num_records
@@ -519,6 +524,8 @@ class Hospital:
         )
         if (self.study.max_rows_per_unit or 1) > 1:
             caveats = (*caveats, PERSONS_ASSUME)
+        if self.study.max_weight is not None:
+            caveats = (*caveats, WEIGHTS_CAVEAT.format(most=self.study.max_weight))
         prices = self.sum_prices
         if self._agreed is not None and prices is not None:
             caveats = (*caveats, _trust_caveat(self._agreed, prices, self.trusts_sum))

@@ -95,7 +95,8 @@ class MessageRelease:
         self._settings, self._messages = settings, 0
         self._clip = float(settings.study.message_clip or math.inf)
         refiner, num_shards = settings.refiner, settings.study.num_shards
-        records = refiner.data(x, y, num_records, unit_ids=settings.unit_ids).records
+        given = {"unit_ids": settings.unit_ids, "weights": settings.weights}
+        records = refiner.data(x, y, num_records, **given).records
         self.num_records = num_records or records.num
         size = shard_size(self.num_records, num_shards)
         numbers = assign(records.num, num_shards, settings.seed)

@@ -29,6 +29,7 @@ from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.scoring import ScoringSteps
 from tfp_dpvi.federated.study import Study
+from tfp_dpvi.federated.weights import given_weights, with_weights
 from tfp_dpvi.federated.window import WindowSteps
 from tfp_dpvi.gradients import Clip, ClippedGradient, StepGradient, StepSpec, through_draws
 from tfp_dpvi.optimizers import DPOptimizer
@@ -175,6 +176,7 @@ class Refiner:
         num_records: int | None,
         weight: np.ndarray | None = None,
         *,
+        weights: np.ndarray | None = None,
         unit_ids: Identifiers = None,
         rows_beyond: str = "random",
         seed: int | None = None,
@@ -185,7 +187,8 @@ class Refiner:
           x: Arrays or a table of n records, in memory.
           y: Their outcomes; None for a likelihood of whole records.
           num_records: The public number of records, which hides the exact one; None for n.
-          weight: Weight of each record, shape [n]; by default 1.
+          weight: Weight of each record of a shard, shape [n]; by default 1.
+          weights: Survey weights, in a study that has them.
           unit_ids: The person of each row, in a study of persons.
           rows_beyond: Which rows of persons with more are used, see `DPModel.fit`.
           seed: That of their choice; None for the operating system's.
@@ -195,6 +198,7 @@ class Refiner:
           ValueError: The records do not fit the likelihood, or are not in memory.
         """
         model, columns = self.study.bayesian_model, self.study.columns
+        weights = given_weights(self.study.max_weight, self.study.column_of_weights(x), weights)
         if columns is not None:
             x, y = columns.arrays(x, y)
         x, y = by_column("x", x), by_column("y", y)
@@ -205,6 +209,8 @@ class Refiner:
             )
         records = make_records(x, y, weight, dtype=model.dtype, validate=True)
         _check_like(records, self.study.example)
+        if weights is not None:
+            records = with_weights(records, weights, self.study.max_weight, model.dtype)
         if (unit_ids is None) != (self.study.max_rows_per_unit is None):
             raise ValueError(
                 "unit_ids is missing, the person of each row: the study protects persons."

@@ -93,6 +93,10 @@ def rehearse_study(
         )
     if study.max_rows_per_unit is not None:
         raise ValueError("study protects persons of several rows, which are not simulated yet.")
+    if study.max_weight is not None:
+        raise ValueError(
+            "study has survey weights, which are not simulated: rehearse it without max_weight."
+        )
     if not hospitals:
         raise ValueError("hospitals is empty: pass (num_records, epsilon) of each.")
     sizes = [check.count("num_records", size, 1) for size, _ in hospitals]

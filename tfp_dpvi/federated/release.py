@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Protocol
 
+import numpy as np
 from dp_accounting import NeighboringRelation
 
 from tfp_dpvi._tf import Structure
@@ -30,6 +31,7 @@ class ReleaseSettings:
       randomness: None or "secure", for the local steps.
       unit_ids: The person of each row, or None.
       rows_beyond: Which rows of persons with more are used.
+      weights: The survey weight of each row, or None.
     """
 
     study: Study
@@ -41,6 +43,7 @@ class ReleaseSettings:
     randomness: str | None
     unit_ids: Identifiers = None
     rows_beyond: str = "random"
+    weights: np.ndarray | None = None
 
 
 class LocalRelease(Protocol):
@@ -101,6 +104,7 @@ class StepRelease:
             x,
             y,
             num_records,
+            weights=settings.weights,
             unit_ids=settings.unit_ids,
             rows_beyond=settings.rows_beyond,
             seed=settings.seed,

@@ -124,8 +124,8 @@ def simulate(
 
     Args:
       study: The study.
-      hospitals: `(x, y)` or a table of each, or a `Hospital` with a budget of its own; by name, or
-        in order.
+      hospitals: `(x, y)`, `(x, y, weights)` or a table of each, or a `Hospital` with a budget of
+        its own; by name, or in order.
       epsilon: Epsilon of each hospital that is given by its records; None where the study's
         optimizer has no clip, and nothing is private.
       delta: Delta of that epsilon.
@@ -156,7 +156,8 @@ def simulate(
             own = None if seed is None else seed + number
             # A table of whole records comes alone.
             records = part if isinstance(part, tuple | list) else (part,)
-            taking_part[name] = hospital_of(study, *records, name=name, seed=own, **settings)
+            named = dict(zip(("x", "y", "weights"), records, strict=False))
+            taking_part[name] = hospital_of(study, **named, name=name, seed=own, **settings)
     refine_prior = None if study.normal_prior else study.refine_prior
     server = Server(
         study.terms, taking_part, schedule, evaluate=evaluate, refine_prior=refine_prior

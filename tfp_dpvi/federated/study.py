@@ -23,13 +23,14 @@ from tfp_dpvi.bayes.predictive import PosteriorPredictive, posterior_draws
 from tfp_dpvi.calibrated.mixture import gaussian_prior
 from tfp_dpvi.calibrated.posterior import FAILURES
 from tfp_dpvi.data import Schema, make_records
-from tfp_dpvi.data.records import by_column
+from tfp_dpvi.data.records import by_column, check_max_weight
 from tfp_dpvi.federated.calibrated import Released, StudyPosterior, combine
 from tfp_dpvi.federated.columns import Columns, Rows
 from tfp_dpvi.federated.effects import Local
 from tfp_dpvi.federated.factors import Factor, guard
 from tfp_dpvi.federated.messages import TRUSTED_SUM, StudyTerms
 from tfp_dpvi.federated.trusted import AgreedSum, TrustedSum
+from tfp_dpvi.federated.weights import MOST_HELD
 from tfp_dpvi.federated.window import SHARE, CannotCalibrateError, PublicPoint
 from tfp_dpvi.optimizers import (
     DPOptimizer,
@@ -60,7 +61,7 @@ class StudyColumns(Protocol):
 
     @property
     def outside(self) -> str:
-        """What becomes of numbers outside of their bounds: "refuse" or "clip"."""
+        """The rule for numbers outside of their bounds: "refuse" or "clip"."""
 
     def arrays(self, x: Structure, y: Structure | None) -> Rows:
         """Returns x and y of a hospital's records.
@@ -130,6 +131,8 @@ class Study:
       trusted_sum: That the hospitals' sums of the last phase are only ever seen added up, by whom,
         and how much noise each then adds; see `TrustedSum`. They go to an `Aggregation` instead of
         the server. None if no guarantee is to rest on what adds up.
+      max_weight: The public largest survey weight. Hospitals then pass `weights`, and estimates are
+        those of the weighted population, as with `max_weight` of `DPModel.fit`.
 
     Studies are compared by their terms, and a schema or an example lets them compare what the
     likelihood computes. Without one they compare its source text.
@@ -143,6 +146,7 @@ class Study:
       not_calibrated: Why there is no last phase; empty if there is one.
       local: The coordinates that differ between hospitals, or None.
       agreed_sum: The noise agreed on for a trusted sum, with its prices, or None.
+      weights: The column of survey weights in hospitals' tables; None if they are no column.
 
     Raises:
       TypeError: The optimizer is no DP-Keras optimizer, or one for groups of records.
@@ -163,6 +167,8 @@ class Study:
 
     ```
     """
+
+    weights: str | None = None
 
     def __init__(
         self,
@@ -189,6 +195,7 @@ class Study:
         local: Mapping[str, float | None] | Sequence[str] | None = None,
         max_rows_per_unit: int | None = None,
         trusted_sum: TrustedSum | None = None,
+        max_weight: float | None = None,
     ) -> None:
         self.family = check.one_of("family", family, ("mean_field", "full_rank"))
         self.full_rank = family == "full_rank"
@@ -202,17 +209,16 @@ class Study:
         self.initial_stddev = check.positive("initial_stddev", initial_stddev)
         self.num_shards = check.count("num_shards", num_shards, 1)
         self.num_hospitals = check.count("num_hospitals", num_hospitals, 1)
-        _check_privacy(privacy, message_clip, max_rows_per_unit)
+        self.max_weight = check_max_weight(max_weight, ())
+        _check_privacy(privacy, message_clip, max_rows_per_unit, max_weight)
         self.message_clip = (
             None if message_clip is None else check.positive("message_clip", message_clip)
         )
         self.coordinates = Coordinates(prior)
         self._log_prior = self.coordinates.log_density
         factor, self.normal_prior = self._prior_factor()
-        # Of one record about one coordinate, as far as is known in advance.
         bound = optimizer.clip.finite_bound
-        from_clip = 0.25 * (bound or 0.0) ** 2 / factor.num
-        self.information = getattr(optimizer, "information", None) or from_clip
+        self.information = self._information(0.25 * (bound or 0.0) ** 2 / factor.num)
         self.columns = None if schema is None else self.make_columns(schema, outcome)
         if schema is not None and example is not None:
             raise ValueError("example and schema are both given; pass one of them.")
@@ -241,6 +247,12 @@ class Study:
             start_precision=0.0 if self.by_information else self.initial_stddev**-2,
             sums={} if self.point is None else self.point.shapes,
         )
+
+    def _information(self, from_clip: float) -> float:
+        """Returns that of a record about one coordinate, as far as is known in advance."""
+        known: float = getattr(self.optimizer, "information", None) or from_clip
+        # How small weights are beside the largest one is not public: of too much, steps are short.
+        return known if self.max_weight is None else known / MOST_HELD
 
     def make_columns(self, schema: Schema, outcome: str | None) -> StudyColumns:
         """Returns what turns a hospital's table into the study's arrays.
@@ -286,7 +298,17 @@ class Study:
             example,
             inputs,
             max_rows_per_unit=self.max_rows_per_unit,
+            max_weight=None if self.max_weight is None else MOST_HELD,
         )
+
+    def column_of_weights(self, x: Structure) -> np.ndarray | None:
+        """Returns the weights that a hospital's table has; None where they are an argument.
+
+        Args:
+          x: The table.
+        """
+        del x
+        return None
 
     def _local(self, local: Mapping[str, float | None] | Sequence[str] | None) -> Local | None:
         """Returns the coordinates that differ between hospitals, or None."""
@@ -297,6 +319,11 @@ class Study:
         if self.point is None:
             raise ValueError(
                 f"local={check.shown(local)} needs the last phase: {self.not_calibrated}."
+            )
+        if self.max_weight is not None:
+            raise ValueError(
+                "local with max_weight: effects are not computed from weighted sums; leave one of "
+                "them out."
             )
         scales = local if isinstance(local, Mapping) else dict.fromkeys(local)
         scoring = self.point.scoring
@@ -334,6 +361,8 @@ class Study:
             settings["public_inputs"] = _digest_of(self._public_inputs)
         if self.max_rows_per_unit is not None:
             settings["max_rows_per_unit"] = str(self.max_rows_per_unit)
+        if self.max_weight is not None:
+            settings["max_weight"] = f"{self.max_weight:.9g}"
         if self.agreed_sum is not None:
             settings[TRUSTED_SUM] = self.agreed_sum.to_text()
         if self.example is None:
@@ -462,6 +491,11 @@ class Study:
         sums = dict(sorted(released.sums.items()))
         if self.agreed_sum is not None and weights != "sum":
             raise ValueError(f"weights={weights!r} needs each hospital's sums: leave it out.")
+        if self.max_weight is not None and weights != "sum":
+            raise ValueError(
+                f"weights={weights!r} with max_weight: sums of survey weights are added as they "
+                "are; leave it out."
+            )
         posterior = combine(
             self.point, released.place.mean, sums, weights=weights, local=self.local
         )
@@ -524,12 +558,19 @@ def _check_optimizer(optimizer: check.Unchecked, family: str, clipping: str) -> 
         )
 
 
-def _check_privacy(privacy: str, message_clip: float | None, most_rows: int | None) -> None:
+def _check_privacy(
+    privacy: str, message_clip: float | None, most_rows: int | None, most_weight: float | None
+) -> None:
     """Refuses arguments that do not go with the place of the noise."""
     if (message_clip is None) == (privacy == "messages"):
         raise ValueError(
             f"message_clip={check.shown(message_clip)} with privacy={privacy!r}: it goes with "
             "'messages' alone; pass both."
+        )
+    if most_weight is not None and privacy == "messages":
+        raise ValueError(
+            "max_weight with privacy='messages': its clip is of a shard, not of a weighted record; "
+            "pass privacy='worker'."
         )
     if most_rows is not None and privacy == "messages":
         raise ValueError(

@@ -34,7 +34,8 @@ class SiteSums:
       num_records: The public number of records.
       whitening: The coordinates W in which scores were clipped to norm 1, shape [d, d].
       halves: Mean sums over each half of the releases by name, of shapes [2, ...]: "score",
-        "matrix" (symmetric), "scale", "excess" and "ranks". See `ReleasedSums`.
+        "matrix" (symmetric), "scale", "excess" and "ranks", with weights "variance" (symmetric)
+        and "weights" instead of the last. See `ReleasedSums` and `WeightSums`.
       deviations: The standard deviation of the noise on each of them by name; of a matrix, on its
         diagonal.
 
@@ -69,9 +70,10 @@ class SiteSums:
         for name, part in {"whitening": self.whitening, **halves}.items():
             if not np.isfinite(part).all():
                 raise ValueError(f"{name} is not finite.")
-        matrix = halves["matrix"]
-        if matrix.ndim == 3 and not np.array_equal(matrix, np.swapaxes(matrix, 1, 2)):
-            raise ValueError("matrix is not symmetric.")
+        for name in ("matrix", "variance"):
+            part = halves.get(name, np.zeros(0))
+            if part.ndim == 3 and not np.array_equal(part, np.swapaxes(part, 1, 2)):
+                raise ValueError(f"{name} is not symmetric.")
 
     @classmethod
     def from_json(cls, value: check.Unchecked, shapes: Shapes) -> SiteSums:

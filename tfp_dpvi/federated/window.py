@@ -21,6 +21,7 @@ from tfp_dpvi.calibrated.moved import MovedScores
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.weights import ReleasedWeights
 from tfp_dpvi.calibrated.whitening import ReleasedSums
 from tfp_dpvi.data import ArrayData, UnitRows, make_records, make_units
 from tfp_dpvi.data.records import by_column
@@ -41,6 +42,8 @@ SHARE = 2.0 / 3.0
 _NUM_RECORDS = 1000
 # Records at a time.
 _PHYSICAL = 1024
+# Sums that some models alone have.
+_SOMETIMES = ("ranks", "variance", "weights")
 # Steps of a round never have such numbers, so that no draw of a seed's key occurs twice.
 _FIRST = 2**40
 
@@ -65,6 +68,7 @@ class PublicPoint:
       example: `(x, y)` of a few public or invented records.
       public_inputs: Public inputs like the hospitals', or None for standard ones.
       max_rows_per_unit: The most rows of a person, if records are persons; else None.
+      max_weight: The largest weight that hospitals' records hold; None without weights.
 
     Attributes:
       scoring: Scores, coordinates and moments at the public inputs.
@@ -85,6 +89,7 @@ class PublicPoint:
         public_inputs: Structure | None,
         *,
         max_rows_per_unit: int | None = None,
+        max_weight: float | None = None,
     ) -> None:
         x, y = (by_column(name, part) for name, part in zip("xy", example, strict=True))
         records = make_records(x, y, None, dtype=model.dtype, validate=True)
@@ -105,7 +110,7 @@ class PublicPoint:
             if public_inputs is not None and max_rows_per_unit is not None:
                 public_inputs = _as_persons(public_inputs, model.dtype, max_rows_per_unit)
             inputs = _inputs_like(records.x, public_inputs, model.dtype, size)
-        self.scoring = Scoring(pairing, inputs, may_widen=False)
+        self.scoring = Scoring(pairing, inputs, max_weight, may_widen=False)
         if not self.scoring.is_informed():
             raise CannotCalibrateError(
                 "the likelihood has no finite information at the public inputs and the prior's mean"
@@ -124,8 +129,7 @@ class PublicPoint:
             "scale": (),
             "excess": (),
         }
-        if "ranks" in joint:
-            shapes["ranks"] = tuple(joint["ranks"])
+        shapes |= {name: tuple(joint[name]) for name in _SOMETIMES if name in joint}
         self.shapes: Shapes = shapes
 
     @functools.cached_property
@@ -146,6 +150,18 @@ class PublicPoint:
         params = self._from_study.bijector.forward(tf.constant(mean, self._from_study.dtype))
         theta = pairing.coordinates.flatten_one(params)[pairing.index]
         return theta, self.scoring.hold(theta, _NUM_RECORDS)
+
+    def see_weights(self, total: SiteSums) -> None:
+        """Gives the public inputs weights like those of records, as far as sums say.
+
+        It is post-processing, after `hold`; without weights it does nothing.
+
+        Args:
+          total: The sums of all hospitals.
+        """
+        released, likelihood = released_weights(total), self.scoring.likelihood
+        if released is not None:
+            likelihood.scale = likelihood.scale.with_shares_of(released)
 
 
 def _inputs_like(
@@ -275,33 +291,38 @@ class WindowSteps:
             name: tf.nest.map_structure(np.asarray, part)
             for name, part in zip(names, state.accumulated, strict=True)
         }
-        return _site_sums(accumulated, mechanism, whitening)
+        spread = self._point.scoring.likelihood.scale.spread
+        return _site_sums(accumulated, mechanism, whitening, spread)
 
 
 def _site_sums(
     accumulated: dict[str, Structure],
     mechanism: Mechanism,
     whitening: np.ndarray,
+    spread: float,
 ) -> SiteSums:
     """Returns the mean released sums of both halves."""
     blocks = np.arange(NUM_RELEASES) * NUM_BLOCKS // NUM_RELEASES
     cut = NUM_RELEASES // 2
     first, second = (
-        ReleasedSums.of_blocks(accumulated, mechanism, used)
+        ReleasedSums.of_blocks(accumulated, mechanism, used, spread)
         for used in (blocks[:cut], blocks[cut:])
     )
     names = ["score", "matrix", "scale", "excess"]
-    if len(first.ranks):
-        names.append("ranks")
-    return SiteSums(
-        num_records=mechanism.num_records,
-        whitening=whitening,
-        halves={
-            name: np.stack([np.asarray(getattr(side, name)) for side in (first, second)])
-            for name in names
-        },
-        deviations={name: getattr(first, f"{name}_sd") for name in names},
-    )
+    names += [name for name in ("ranks", "variance") if len(getattr(first, name))]
+    halves = {
+        name: np.stack([np.asarray(getattr(side, name)) for side in (first, second)])
+        for name in names
+    }
+    deviations = {name: getattr(first, f"{name}_sd") for name in names}
+    num = mechanism.num_records
+    if first.weights is not None and second.weights is not None:
+        sides = (first.weights, second.weights)
+        halves["weights"] = num * np.array(
+            [[side.mean, side.square, side.cut, side.kept] for side in sides]
+        )
+        deviations["weights"] = num * first.weights.noise
+    return SiteSums(num, whitening, halves, deviations)
 
 
 class WindowRelease:
@@ -342,6 +363,19 @@ class WindowRelease:
         return self._steps.sums(task.posterior.mean, self.mechanism, self._tensors, self._seed)
 
 
+def released_weights(sums: SiteSums) -> ReleasedWeights | None:
+    """Returns what sums say of records' weights over the largest one; None without weights.
+
+    Args:
+      sums: The sums of one or several hospitals.
+    """
+    if "weights" not in sums.halves:
+        return None
+    means = (sums.mean("weights") / sums.num_records).tolist()
+    noise = sums.deviation("weights") / sums.num_records
+    return ReleasedWeights(means[0], means[1], means[2], means[3], noise)
+
+
 def released_sums(sums: SiteSums, theta: np.ndarray, half: int | None = None) -> ReleasedSums:
     """Returns sums as those of a single site's window.
 
@@ -370,4 +404,7 @@ def released_sums(sums: SiteSums, theta: np.ndarray, half: int | None = None) ->
         ranks_sd=sd("ranks") if "ranks" in values else float("nan"),
         wider_sd=float("nan"),
         sampling_rate=1.0,
+        variance=values.get("variance", np.zeros(0)),
+        variance_sd=sd("variance") if "variance" in values else float("nan"),
+        weights=released_weights(sums),
     )

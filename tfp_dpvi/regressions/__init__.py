@@ -2,8 +2,9 @@
 
 Read the files in this order. Each imports from those before it only.
 
-* `responses` reads a formula's outcome; `design` turns records into design rows by the formula and
-  the schema.
+* `responses` reads a formula's outcome, `transforms` says of which values columns are centred and
+  scaled, and `correlated` which effects of a group are correlated; `design` turns records into
+  design rows by the formula and the schema.
 * `counts` and `censored` are distributions that TFP lacks; `outcomes` has the families, and
   `families` a model's prior and likelihood.
 * `checking` reads outcomes and bins of columns; `measured` releases typical values that are not

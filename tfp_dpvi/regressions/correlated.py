@@ -199,8 +199,8 @@ def partial_correlations(values: Sequence[float], blocks: Blocks) -> np.ndarray:
             factor = np.linalg.cholesky(matrix)
         except np.linalg.LinAlgError:
             raise ValueError(
-                "truth has correlations that no effects can have together, of which those not given are "
-                "0: pass values nearer to 0, or all."
+                "truth has correlations that no effects can have together (those not given are 0): "
+                "pass values nearer to 0, or all of them."
             ) from None
         for first, second in pairs(len(block)):
             left = math.sqrt(1.0 - np.sum(factor[second, :first] ** 2))

@@ -172,7 +172,7 @@ def regression(
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit)
-    settings = {**persons, **_weights(schema, weights, data, outside)}
+    settings = {**persons, **({} if weights is None else _weights(schema, weights, data, outside))}
     y = outcome_values(design, family, parts.outcome, data)
     if not len(y):
         raise ValueError("data has no rows: pass at least one record.")
@@ -336,16 +336,28 @@ def _checked(
     return {"checks": share, "check_columns": column_bins(design, names, data)}
 
 
-def _weights(schema: Schema, name: str | None, data: TableData, outside: str) -> dict[str, Any]:
-    """Returns the arguments of a fit that say what records weigh; none without weights."""
-    if name is None:
-        return {}
+def weight_column(schema: Schema, name: str) -> Numeric:
+    """Returns the description of a column of weights, whose upper is the largest one.
+
+    Args:
+      schema: The public description of the columns.
+      name: The column.
+
+    Raises:
+      ValueError: It describes no weights.
+    """
     column = schema.columns.get(name) if isinstance(name, str) else None
     if not isinstance(column, Numeric) or column.missing or column.lower < 0.0 or column.upper <= 0:
         raise ValueError(
             f"weights={check.shown(name)} needs a column that the schema describes as Continuous "
             "or Integer, with lower=0 or more and without missing=True: its upper is public."
         )
+    return column
+
+
+def _weights(schema: Schema, name: str, data: TableData, outside: str) -> dict[str, Any]:
+    """Returns the arguments of a fit that say what records weigh."""
+    column = weight_column(schema, name)
     values = numbers_within(schema, name, data, outside).astype(np.float32)
     most = check_max_weight(float(column.upper), values)
     # As `fit` will, but before columns are measured.

@@ -110,7 +110,7 @@ def in_words(calls: Sequence[Call]) -> list[str]:
     for call in calls:
         if call.callee in CENTRED and isinstance(call.stateful_transform, Typical):
             state = call.stateful_transform.transform
-            inner = str(call).partition("(")[2].removesuffix(")").removeprefix("x = ")
+            inner = str(call).partition("(")[2].removesuffix(")").removeprefix("x=")
             sign = "+" if state.mean < 0.0 else "-"
             centred = f"{inner} {sign} {abs(state.mean):.6g}"
             is_scaled = call.callee != "center"

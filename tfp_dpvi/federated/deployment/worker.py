@@ -163,12 +163,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--num-hospitals", type=int, help="about how many count their columns")
     parser.add_argument("--socket", help="path of the Unix socket to listen at")
-    client = parser.add_mutually_exclusive_group(required=True)
-    client.add_argument(
+    parser.add_argument(
         "--count-columns",
         metavar="FILE",
         help="write noisy counts of columns without typical values to a new file, and end",
     )
+    client = parser.add_mutually_exclusive_group()
     client.add_argument(
         "--socket-group",
         metavar="GROUP",
@@ -186,7 +186,10 @@ def main(arguments: list[str] | None = None) -> int:
             "--ledger holds a password, and every user of this machine sees the command line: "
             "leave it to the file ~/.pgpass"
         )
-    needed = "socket" if options.count_columns is None else "num_hospitals"
+    answers = options.count_columns is None
+    if answers and options.socket_group is None and not options.rehearsal:
+        parser.error("one of the arguments --socket-group --rehearsal is required")
+    needed = "socket" if answers else "num_hospitals"
     if getattr(options, needed) is None:
         parser.error(f"--{needed.replace('_', '-')} is missing")
     try:
@@ -297,7 +300,7 @@ def read_records(path: str, study: Study) -> tuple[Structure, Structure | None]:
     if study.columns is None:
         raise ValueError("--data is a table, whose columns need a schema: give one to the Study.")
     table = _table(path)
-    names = study.columns.schema.names
+    names = (*study.columns.schema.names, getattr(study, "weights", None))
     return table[[name for name in table.columns if name in names]], None
 
 
