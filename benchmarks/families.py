@@ -54,6 +54,7 @@ FAMILIES = {
     ),
     "bernoulli": ({"type": "binary"}, 0.0, {}),
     "binomial": (TRIALS, 0.0, {}),
+    "beta_binomial": (TRIALS, 0.0, {"kappa": 8.0}),
     "poisson": (counts(300, [3.0, 3.0]), 0.5, {}),
     "negative_binomial": (counts(900, [3.0, 5.0]), 0.5, {"alpha": 1.0}),
     "categorical": ({"type": "categorical", "categories": WORDS}, 0.0, {}),
@@ -111,7 +112,7 @@ def truth(name):
 
 def asked(name):
     """Returns the formula, the family, the schema and the covariates of a cell."""
-    if name == "binomial":
+    if name in ("binomial", "beta_binomial"):
         trials = np.random.default_rng(1).integers(0, 21, NUM_ROWS)
         formula, schema = FORMULA.replace("y ~", "p(y, n) ~"), {"y": TRIALS, "n": TRIALS}
         return formula, name, {**schema, **COVARIATES}, {**covariates(), "n": trials}

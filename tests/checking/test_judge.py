@@ -60,6 +60,13 @@ def test_faults_are_seen_and_named():
     place = rng.uniform(size=NUM) * stats.poisson.pmf(counts, mean)
     wide = released(rng, pit=stats.poisson.cdf(counts - 1, mean) + place)
     assert wide.verdict[0] == "counts vary more than the model says: try negative binomial"
+    pit = stats.poisson.cdf(counts - 1, mean) + place
+    for name, advice in {
+        "Binomial": "try beta-binomial",
+        "BetaBinomial": "add terms",
+        "NegativeBinomial": "model zeros apart",
+    }.items():
+        assert released(rng, pit=pit, name=name).verdict[0].endswith(advice)
     tails = rng.standard_t(3, size=NUM)
     pit = stats.norm.cdf(tails / tails.std())
     assert "StudentT" in released(rng, pit=pit, name="Normal").verdict[0]

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import optimize
+from scipy import optimize, special, stats
 from support.densities import BY_SCIPY, TIMES, log_censored
 from support.regressions import FORMULA, OUTCOMES, WORDS, asked, simulated
 from support.siblings import slow
@@ -61,7 +61,13 @@ def without_clip(monkeypatch):
 
 def fit_by_scipy(family, data):
     """Returns log densities of records by parameters, their best ones, and units of coefficients."""
-    num, log_density = BY_SCIPY[family]
+    num, log_density = BY_SCIPY.get(family, (1, None))
+    if family == "beta_binomial":
+
+        def log_density(y, score, own):
+            kappa, share = np.exp(own[0]), special.expit(score)
+            return stats.betabinom.logpmf(y, data["n"], kappa * share, kappa * (1.0 - share))
+
     if "until" in data:
         times = TIMES[family][1]
 
@@ -82,7 +88,7 @@ def fit_by_scipy(family, data):
 
     y = np.minimum(y, data.get("until", np.inf))
     start = np.zeros(num + x.shape[1])
-    start[num] = 0.0 if family in ("student", "beta") else np.log(y.mean())
+    start[num] = 0.0 if family in ("student", "beta", "beta_binomial") else np.log(y.mean())
     fit = optimize.minimize(
         lambda point: -log_prob(point).sum(), start, method="BFGS", options={"gtol": 1e-3}
     )
@@ -114,7 +120,7 @@ def maximum_likelihood_by_scipy(family, data):
 
 def maximum_likelihood(family, data):
     """Returns means and standard errors; income is in thousands, in which optimizers converge."""
-    if family in BY_SCIPY:
+    if family in BY_SCIPY or family == "beta_binomial":
         return maximum_likelihood_by_scipy(family, data)
     import statsmodels.formula.api as smf
     from statsmodels.miscmodels.ordinal_model import OrderedModel

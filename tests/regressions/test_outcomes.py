@@ -58,6 +58,26 @@ def test_the_density_of_successes_among_trials_is_scipys():
     np.testing.assert_allclose(found.log_prob(y), expected, rtol=1e-6, atol=1e-9)
 
 
+def test_the_density_of_dispersed_successes_is_scipys():
+    generator = np.random.default_rng(0)
+    score, trials = generator.normal(size=50), np.arange(50.0)
+    y = generator.integers(0, np.arange(50) + 1).astype(float)
+    own = {"trials": trials, "kappa": 8.0}
+    family = FAMILIES["beta_binomial"]
+    found = family.distribution(score, own, outcome_of("beta_binomial"))
+    share = special.expit(score)
+    expected = stats.betabinom.logpmf(y, trials, 8.0 * share, 8.0 - 8.0 * share)
+    np.testing.assert_allclose(found.log_prob(y), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_scores_of_no_record_have_a_density_of_dispersed_successes():
+    family, outcome = FAMILIES["beta_binomial"], outcome_of("beta_binomial")
+    score = np.array([-1e4, 1e4], np.float32)
+    own = {"trials": np.float32([5.0, 5.0]), "kappa": np.float32(8.0)}
+    found = family.distribution(score, own, outcome).log_prob(np.float32([0.0, 5.0]))
+    np.testing.assert_allclose(found, 0.0, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_predictions_are_means_of_outcomes_in_units(name):
     """20,000 outcomes: the mean within five standard errors; levels' probabilities sum to 1."""

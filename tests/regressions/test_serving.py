@@ -31,6 +31,7 @@ OUTCOMES = {
     "ordinal": {"type": "integer", "lower": 1, "upper": 3},
     "categorical": {"type": "categorical", "categories": ["a", "b", "c"]},
     "binomial": {"type": "integer", "lower": 0, "upper": 9},
+    "beta_binomial": {"type": "integer", "lower": 0, "upper": 9},
 }
 RECORDS = {
     "age": np.array([20.0, 33.25, 80.0]),
@@ -74,6 +75,7 @@ def tensors(records, exported):
         ("y ~ age + ward", "categorical", {}),
         ("y ~ mo(ward) + age + mo(rooms)", "categorical", {}),
         ("p(y, 9) ~ age", "binomial", {}),
+        ("p(y, 9) ~ age", "beta_binomial", {}),
         ("p(y, rooms) ~ age + (1 | person)", "binomial", {"unit": "person"}),
     ],
 )

@@ -19,6 +19,7 @@ OUTCOMES = {
     "normal": Continuous(-50000.0, 150000.0),
     "bernoulli": Binary(),
     "binomial": Integer(0, 40),
+    "beta_binomial": Integer(0, 40),
     "poisson": Integer(0, 300, typical=(3.0, 3.0)),
     "negative_binomial": Integer(0, 900, typical=(3.0, 5.0)),
     "categorical": Categorical(WORDS),
@@ -38,7 +39,7 @@ OUTCOMES = {
 def asked(family):
     """Returns the formula and the schema of a family; binomial outcomes have their trials in n."""
     columns = {"y": OUTCOMES[family], **COLUMNS}
-    if family != "binomial":
+    if family not in ("binomial", "beta_binomial"):
         return FORMULA, Schema(columns)
     return FORMULA.replace("y ~", "p(y, n) ~"), Schema({**columns, "n": Integer(0, 40)})
 
@@ -58,12 +59,13 @@ def simulated(family, seed=1, num=NUM):
     mean = np.exp(0.5 + score)
     share = 1.0 / (1.0 + np.exp(-score))
     kept = rng.random(num) < 0.8
-    if family == "binomial":
+    if family in ("binomial", "beta_binomial"):
         data["n"] = rng.integers(0, 21, num)
     data["y"] = {
         "normal": lambda: 30000.0 + 8000.0 * score + 9000.0 * rng.normal(size=num),
         "bernoulli": lambda: (rng.random(num) < 1.0 / (1.0 + np.exp(-score))).astype(int),
         "binomial": lambda: rng.binomial(data["n"], share),
+        "beta_binomial": lambda: rng.binomial(data["n"], rng.beta(8.0 * share, 8.0 - 8.0 * share)),
         "poisson": lambda: rng.poisson(mean),
         "negative_binomial": lambda: rng.poisson(rng.gamma(1.0, mean)),
         "categorical": lambda: np.array(WORDS)[

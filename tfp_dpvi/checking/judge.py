@@ -180,11 +180,19 @@ def _words_of_histogram(z: np.ndarray, outcome: CheckedOutcome) -> str:
     return f"{what} have another shape than the model says: try another family, or more terms"
 
 
+# What helps counts of a distribution, by what its name has, in this order.
+_OF_COUNTS = {
+    "NegativeBinomial": "add terms, or model zeros apart",
+    "BetaBinomial": "add terms",
+    "Binomial": "try beta-binomial",
+}
+
+
 def _better(outcome: CheckedOutcome) -> str:
     """Returns what allows for more spread or heavier tails, and is not the model's own family."""
     if outcome.is_count:
-        own = "NegativeBinomial" in outcome.name
-        return "add terms, or model zeros apart" if own else "try negative binomial"
+        better = [words for family, words in _OF_COUNTS.items() if family in outcome.name]
+        return better[0] if better else "try negative binomial"
     if outcome.is_discrete or "StudentT" in outcome.name:
         return "add terms"
     return "try StudentT, or a scale that depends on x"

@@ -359,7 +359,7 @@ def combine(
         faults.append(
             f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
             f"posterior, where scores are not linear: it may be {bend:.1f} of them off; use more "
-            "rounds, or a larger l2_norm_clip"
+            "rounds, or a larger clip"
         )
     # Between the rounds' end and the posterior no steps had to converge.
     checks = dataclasses.replace(calibrated.checks, bend=min(bend, MOST_BEND))
@@ -421,9 +421,10 @@ def _far_hospitals(names: list[str], turns: np.ndarray) -> list[str]:
     far = [name for name, turn in zip(names, turns, strict=True) if turn > _MOST_TURN]
     if not far:
         return []
+    change = "more than tenfold" if turns.max() > 9.0 else f"by {turns.max():.0%}"
     return [
         f"the parameters of {', '.join(far)!s:.200} are so far from the public point that scores "
-        f"are not linear (their slope changes by {turns.max():.0%}): effects may be off"
+        f"are not linear (their slope changes {change}): effects may be off"
     ]
 
 

@@ -25,12 +25,12 @@ from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.privacy import NeighboringRelation, PrivacyLedger
 from tfp_dpvi.regressions.checking import numbers_within
 from tfp_dpvi.regressions.measured import (
-    SHARES,
-    Measurement,
     Records,
     Terms,
+    checked_shares,
     described_by,
     num_counts,
+    planned,
     undescribed,
     unresolved,
 )
@@ -216,33 +216,25 @@ def count_columns(
         raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(ledger)}.")
     if seed is not None:
         check.count("seed", seed)
-    arrays, person = Records(data, ledger, unit_ids).arrays(schema, names, seed)
-    if num_records is None:
-        num_records = len(arrays[names[0]])
     terms = Terms(
         check.epsilon(epsilon),
         check.delta(delta),
-        check.count("num_records", num_records, 1),
-        person,
-        seed,
-        check.count("num_hospitals", num_hospitals, 1),
-        check.relation(neighboring_relation),
+        0 if num_records is None else check.count("num_records", num_records, 1),
+        seed=seed,
+        num_hospitals=check.count("num_hospitals", num_hospitals, 1),
+        relation=check.relation(neighboring_relation),
     )
-    shares = SHARES if share is None else (check.probability("share", share),)
-    release = Measurement.chosen(schema, names, ledger, shares, terms)
+    records = Records(data, ledger, unit_ids)
+    release, arrays = planned(schema, names, checked_shares(share, records), records, terms)
     if share is None and not release.can_show:
         raise ValueError(
-            f"num_records={num_records} are too few for counts at epsilon={epsilon:g}: leave them "
-            "to larger hospitals,\nor declare typical=[mean, sd] in the schema."
+            f"num_records={release.num_records} are too few for counts at epsilon={epsilon:g}: "
+            "leave them to larger hospitals,\nor declare typical=[mean, sd] in the schema."
         )
-    if not release.is_affordable:
-        raise ValueError(
-            f"epsilon={epsilon:g} is the total of the ledger, of which {release.spent:.3g} was "
-            f"spent: {release.share:g} of it for counts leaves too little for a study."
-        )
+    release.check_affordable()
     counts = dict(zip(names, release.counts(arrays), strict=True))
     counted = schema.part(names).to_json()
-    return ColumnCounts(name, counted, counts, release.deviation, num_records)
+    return ColumnCounts(name, counted, counts, release.deviation, release.num_records)
 
 
 def described_together(schema: Described, counts: Sequence[ColumnCounts]) -> Schema:

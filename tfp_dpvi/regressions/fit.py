@@ -87,14 +87,15 @@ def regression(
         what the step up to a has of it. Levels, knots, means and scales are the schema's.
         Effects of a level are correlated in `(x | g)`, and independent in `(x || g)`; with slopes,
         its intercept is that where x has its typical value, and so is "cor(1, x|g)".
-        The outcome of "binomial" is `p(y, n)`: successes among trials, where n is a column or a
-        public number. `censored(y, limit)` is an outcome that is not seen from a limit on, a column
-        or a public number, and `censored(y, limit, "left")` one that is not seen below it. Each
-        record needs its limit, independent of its outcome given the covariates.
+        The outcome of "binomial" and "beta_binomial" is `p(y, n)`: successes among trials, where n
+        is a column or a public number. `censored(y, limit)` is an outcome that is not seen from a
+        limit on, a column or a public number, and `censored(y, limit, "left")` one that is not seen
+        below it. Each record needs its limit, independent of its outcome given the covariates.
       data: A data set with the formula's columns, one row a record; others are ignored.
       family: "normal", "student", "lognormal", "gamma", "weibull", "exponential", "beta",
-        "bernoulli", "binomial", "poisson", "negative_binomial", "zero_inflated_poisson",
-        "zero_inflated_negative_binomial", "hurdle_poisson", "categorical" or "ordinal".
+        "bernoulli", "binomial", "beta_binomial", "poisson", "negative_binomial",
+        "zero_inflated_poisson", "zero_inflated_negative_binomial", "hurdle_poisson", "categorical"
+        or "ordinal".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
         with a new one, that of the fit.
@@ -241,7 +242,7 @@ def described(
     check_outcome(FAMILIES[family], design.outcome, column)
     if FAMILIES[family].has_trials != (design.trials is not None):
         raise ValueError(
-            'family="binomial" and an outcome p(successes, trials) need each other: the formula '
+            'family="binomial" or "beta_binomial" and an outcome p(y, n) need each other: formula '
             f"has {design.formula.partition('~')[0].strip()}, and family is {family!r}."
         )
     if design.has_transformed_outcome and not FAMILIES[family].is_scaled:

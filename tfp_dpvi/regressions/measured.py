@@ -226,14 +226,26 @@ class Measurement:
         return self._plan.deviation
 
     @property
-    def is_affordable(self) -> bool:
-        """True if the ledger leaves something of the budget for the fit."""
-        return self.spent < (1.0 - self.share) * self._terms.epsilon
+    def num_records(self) -> int:
+        """The public number of records, or of persons, that are counted."""
+        return self._terms.num_records
 
     @property
-    def spent(self) -> float:
-        """Epsilon of the releases before this one."""
+    def is_affordable(self) -> bool:
+        """True if the ledger leaves something of the budget for the fit."""
+        return self._spent < (1.0 - self.share) * self._terms.epsilon
+
+    @property
+    def _spent(self) -> float:
         return self.ledger.epsilon(self._terms.delta) if self.ledger.num_releases else 0.0
+
+    def check_affordable(self) -> None:
+        """Raises `ValueError` if the ledger leaves nothing of the budget for the fit."""
+        if not self.is_affordable:
+            raise ValueError(
+                f"epsilon={self._terms.epsilon:g} is the total of the ledger, of which "
+                f"{self._spent:.3g} was spent: too little is left to measure columns and to fit."
+            )
 
     @property
     def can_show(self) -> bool:
@@ -376,6 +388,27 @@ def measured_schema(
     """
     columns = tuple(dict.fromkeys(undescribed(schema) if names is None else names))
     check_measured(schema, columns)
+    shares = checked_shares(share, records)
+    if not columns:
+        return None
+    measurement, arrays = planned(schema, columns, shares, records, terms)
+    if names is None and not (measurement.can_show and measurement.is_affordable):
+        return None
+    measurement.check_affordable()
+    return Released(columns, measurement.share, measurement.release(arrays), measurement.ledger)
+
+
+def checked_shares(share: float | None, records: Records) -> tuple[float, ...]:
+    """Returns shares of the budget to choose from, increasing.
+
+    Args:
+      share: The only one; None for all.
+      records: The records, with what is to pay.
+
+    Raises:
+      ValueError: A share is no share, or too large.
+      TypeError: The ledger is not a ledger.
+    """
     shares = SHARES if share is None else (check.probability("share", share),)
     if shares[-1] > MOST_SHARE:
         raise ValueError(
@@ -384,21 +417,30 @@ def measured_schema(
         )
     if not isinstance(records.ledger, PrivacyLedger | None):
         raise TypeError(f"ledger must be a dpvi.PrivacyLedger, got {check.shown(records.ledger)}.")
-    if not columns:
-        return None
-    arrays, person = records.arrays(schema, columns, terms.seed)
-    num_records = terms.num_records or len(arrays[columns[0]])
+    return shares
+
+
+def planned(
+    schema: Schema,
+    names: Sequence[str],
+    shares: Sequence[float],
+    records: Records,
+    terms: Terms,
+) -> tuple[Measurement, dict[str, np.ndarray]]:
+    """Returns a release that is planned and not made, and the values that it counts.
+
+    Args:
+      schema: The description of the columns.
+      names: The columns.
+      shares: Of which the least is taken that shows enough, or the last.
+      records: The records.
+      terms: Those of the whole fit; 0 records for the exact number.
+    """
+    arrays, person = records.arrays(schema, names, terms.seed)
+    num_records = terms.num_records or len(arrays[names[0]])
     ledger = PrivacyLedger() if records.ledger is None else records.ledger
     terms = terms._replace(num_records=num_records, person=person)
-    measurement = Measurement.chosen(schema, columns, ledger, shares, terms)
-    if names is None and not (measurement.can_show and measurement.is_affordable):
-        return None
-    if not measurement.is_affordable:
-        raise ValueError(
-            f"epsilon={terms.epsilon:g} is the total of the ledger, of which "
-            f"{measurement.spent:.3g} was spent: too little is left to measure columns and to fit."
-        )
-    return Released(columns, measurement.share, measurement.release(arrays), ledger)
+    return Measurement.chosen(schema, names, ledger, shares, terms), arrays
 
 
 class _Cell(NamedTuple):

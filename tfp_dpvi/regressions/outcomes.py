@@ -23,6 +23,10 @@ TYPICAL = {"sigma": 1.0, "alpha": 1.0, "nu": 10.0, "kappa": 10.0, "zero": 0.2}
 
 # Scores beyond it are those of no record: expected outcomes would overflow.
 _MOST_LOG_MEAN = 34.0
+# The same of logits, whose probabilities are not to be 0.
+_MOST_LOGIT = 15.0
+# Shape and rate of kappa among trials, a priori: between 6 and 130 in nine of ten cases.
+_KAPPA = (1.5, 0.03)
 # Of the upper bound of a positive outcome, the least that its lower one counts as.
 _LEAST_SHARE = 1e-4
 # Typical shares of successes that a schema's typical values may say.
@@ -412,7 +416,9 @@ class Binomial(Family):
     name = "binomial"
     link = "logit of the share of successes"
     needs = "Integer with lower=0"
-    remedy = "add terms, such as (1 | g), interactions or bs(x, df=4)"
+    remedy = (
+        'try family="beta_binomial", or add terms, such as (1 | g), interactions or bs(x, df=4)'
+    )
     has_trials = True
 
     def fits(self, column: Column) -> bool:
@@ -429,6 +435,37 @@ class Binomial(Family):
         """See `Family.distribution`; "trials" of `own` is their number."""
         del outcome
         return tfd.Binomial(total_count=own["trials"], logits=score)
+
+
+class BetaBinomial(Binomial):
+    """Successes among trials that vary more than a binomial distribution's.
+
+    The probability of success is a record's own, from a beta distribution about its mean.
+    """
+
+    name = "beta_binomial"
+    remedy = "add terms, such as (1 | g), interactions or bs(x, df=4)"
+
+    def own(self, outcome: Outcome) -> dict[str, tfd.Distribution]:
+        """See `Family.own`."""
+        del outcome
+        return {"kappa": tfd.Gamma(*map(np.float32, _KAPPA))}
+
+    def distribution(self, score: tf.Tensor, own: Own, outcome: Outcome) -> tfd.Distribution:
+        """See `Family.distribution`; "trials" of `own` is their number."""
+        del outcome
+        kappa, score = own["kappa"], tf.clip_by_value(score, -_MOST_LOGIT, _MOST_LOGIT)
+        return tfd.BetaBinomial(
+            own["trials"], kappa * tf.sigmoid(score), kappa * tf.sigmoid(-score)
+        )
+
+    def choices(self, unit: float) -> list[str]:
+        """See `Family.choices`."""
+        del unit
+        return [
+            "prior of kappa, by which two trials of a record correlate with 1 / (1 + kappa): "
+            "gamma({:g}, {:g})".format(*_KAPPA)
+        ]
 
 
 class Poisson(_Counts):
@@ -627,6 +664,7 @@ FAMILIES: dict[str, Family] = {
         Beta,
         Bernoulli,
         Binomial,
+        BetaBinomial,
         Poisson,
         NegativeBinomial,
         ZeroInflatedPoisson,
