@@ -67,11 +67,11 @@ def weights_of(y, tilt, rng):
 # ---------------------------------------------------------------------- logistic
 
 
-def population(num, seed):
+def population(num, seed, effect=0.0):
     rng = np.random.default_rng([seed, 1])
     x = rng.normal(size=(num, len(TRUTH)))
     x[:, 0] = 1.0
-    y = (rng.random(num) < 1.0 / (1.0 + np.exp(-x @ TRUTH))).astype(float)
+    y = (rng.random(num) < 1.0 / (1.0 + np.exp(-x @ TRUTH - effect))).astype(float)
     return x, y, weights_of(y, 1.0 + x[:, 1:] @ [0.5, 0.4, -0.4], rng)
 
 

@@ -239,6 +239,16 @@ def census(x, y, weights):
     return theta
 
 
+def sandwich(theta, x, y, weights):
+    """The standard deviation of the fit's intercept over samples."""
+    x = np.float64(x)
+    mean = 1.0 / (1.0 + np.exp(-x @ theta))
+    slope = (x * (weights * mean * (1.0 - mean))[:, None]).T @ x
+    scores = x * (weights * (y - mean))[:, None]
+    inverse = np.linalg.inv(slope)
+    return math.sqrt((inverse @ scores.T @ scores @ inverse)[0, 0])
+
+
 def sampled(num, seed):
     """A sample of which outcomes of 1 are seen six times as often."""
     x, y, _ = records(4 * num, seed)
@@ -294,6 +304,59 @@ def test_a_person_has_one_weight():
     np.testing.assert_allclose(held, weights[::2] * MOST_HELD / MOST, rtol=1e-6)
 
 
+# ------------------------------------------------------------------------------------------ effects
+
+
+EFFECTS = (-0.9, -0.5, -0.2, 0.2, 0.5, 0.9)
+
+
+def unlike(place, effect):
+    """A hospital's records: its own intercept, and weights of its own size that depend on outcomes."""
+    rng = np.random.default_rng(30 + place)
+    x = np.stack([np.ones(4000), rng.normal(size=4000)], axis=1).astype("float32")
+    y = (0.8 * x[:, 1] + effect + rng.logistic(size=4000) > 0).astype("int32")
+    weights = np.where(y == 1, 0.3, 1.0) * (18.0 if place % 2 else 5.0)
+    chosen = rng.random(4000) < weights.min() / weights
+    return x[chosen][:1500], y[chosen][:1500], weights[chosen][:1500]
+
+
+def effects_of(study, near, weighted, num=6):
+    """The posterior of hospitals with effects, from sums at a point."""
+    refiner, near = Refiner(study), np.array(near)
+    sums = {}
+    for place, effect in enumerate(EFFECTS[:num]):
+        x, y, weights = unlike(place, effect)
+        data = refiner.data(x, y, None, weights=weighted(weights))
+        release = WindowRelease(refiner.window, data, RELATION, None, place)
+        mechanism = release.mechanism.with_noise(0.5)
+        sums[f"h{place}"] = refiner.window.sums(near, mechanism, data.tensors, place)
+    return combine(study.point, near, sums, local=study.local)
+
+
+def test_effects_of_weighted_hospitals_are_those_of_their_own_weighted_fits():
+    posterior = effects_of(make_study(local={"w[0]": 1.0}), [0.1, 0.7], lambda weights: weights)
+    for place, effect in enumerate(EFFECTS):
+        exact = census(*unlike(place, effect))
+        found = np.asarray(posterior.at(f"h{place}")["w"])
+        assert abs(found.mean(axis=0)[0] - exact[0]) < 0.15
+        # Of sums of weights, not of their squares, or of records, it is .86 to 1.78.
+        assert 0.8 < found.std(axis=0)[0] / sandwich(exact, *unlike(place, effect)) < 1.2
+    low, high = np.quantile(posterior.draws(4000).sds["w[0]"], [0.05, 0.95])
+    assert low < np.std(EFFECTS) < high
+    assert posterior.heterogeneity.p_value > 0.01
+
+
+def test_equal_weights_give_the_effects_that_none_give():
+    # Seen are more outcomes of 1.
+    near, none = [0.8, 0.8], make_study(local=["w[0]"], max_weight=None)
+    plain = effects_of(none, near, lambda weights: None, 4)
+    weighted = effects_of(make_study(local=["w[0]"]), near, lambda weights: 0 * weights + MOST, 4)
+    for name in plain.sums:
+        one, other = (np.asarray(each.at(name)["w"]) for each in (plain, weighted))
+        assert np.abs((one.mean(axis=0) - other.mean(axis=0)) / one.std(axis=0)).max() < 0.5
+        np.testing.assert_allclose(one.std(axis=0), other.std(axis=0), rtol=0.3)
+
+
 # ------------------------------------------------------------------------------------------ refusals
 
 
@@ -323,7 +386,6 @@ def test_weights_that_do_not_fit_are_refused(study, refiner, weights, says):
     [
         ({"max_weight": 0.0}, "max_weight=0.0"),
         ({"max_weight": math.inf}, "max_weight=inf"),
-        ({"local": ["w[0]"]}, "local with max_weight"),
         (
             {"privacy": "messages", "message_clip": 1.0, "calibrated": None},
             "max_weight with privacy",

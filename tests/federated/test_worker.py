@@ -257,7 +257,7 @@ def test_a_worker_reads_the_persons_of_rows(tmp_path, kind):
 def test_a_file_that_is_no_table_is_refused(tmp_path, name, says):
     with pytest.raises(ValueError, match=says):
         read_records(str(tmp_path / name), tabular_study())
-    without = types.SimpleNamespace(columns=None)
+    without = types.SimpleNamespace(columns=None, weights=None)
     with pytest.raises(ValueError, match="need a schema"):
         read_records(str(tmp_path / "records.csv"), without)
 

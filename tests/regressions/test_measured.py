@@ -11,8 +11,8 @@ from tfp_dpvi.privacy.plan import plan_counts
 from tfp_dpvi.regressions.fit import described
 from tfp_dpvi.regressions.measured import (
     SHARES,
+    Measurable,
     Measurement,
-    Records,
     Terms,
     _Tree,
     measured_schema,
@@ -241,7 +241,7 @@ def measured_of(num, names=None, unit_ids=None, **columns):
     data |= {name: np.ones(num) for name in columns}
     ledger = dpvi.PrivacyLedger()
     terms = Terms(**BUDGET, num_records=0, seed=3)
-    records = Records(data, ledger, unit_ids)
+    records = Measurable(data, ledger, unit_ids)
     return measured_schema(design.schema, names, None, records, terms), ledger
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from tfp_dpvi import _random
 from tfp_dpvi._tf import Structure, function_of_model, tf
 from tfp_dpvi.bayes.model import as_event
+from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.scored import NUM_TWINS, ScoredLikelihood
 from tfp_dpvi.calibrated.scores import Place, model_scores, possible_values
 
@@ -44,7 +45,8 @@ class MovedScores:
         """
         likelihood = self._likelihood
         vector = likelihood.vector_at(theta)
-        found = self._score(vector, tf.constant(whitening, likelihood.dtype))
+        place = (vector, tf.constant(whitening, likelihood.dtype))
+        found = self._score(*place, likelihood.public_weights())
         self._records = found[:2]
         self._start = self._density(vector, *self._records).numpy()
         psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
@@ -70,11 +72,11 @@ class MovedScores:
         return distribution.log_prob(as_event(outcomes, distribution))
 
     def _scores(
-        self, vector: tf.Tensor, whitening: tf.Tensor
+        self, vector: tf.Tensor, whitening: tf.Tensor, survey: RecordWeights | None
     ) -> tuple[Structure, Structure, tf.Tensor, tf.Tensor]:
         """Returns inputs, outcomes, their centred scores [n, d] and weights [n], summing to 1 each.
 
-        Each public input is there once for each of its outcomes.
+        Each public input is there once for each of its outcomes, with its survey weight.
         """
         likelihood, pairing = self._likelihood, self._likelihood.pairing
         num = tf.nest.flatten(likelihood.inputs)[0].shape[0]
@@ -84,6 +86,8 @@ class MovedScores:
         x = tf.nest.map_structure(lambda part: tf.repeat(part, each, axis=0), likelihood.inputs)
         mask = tf.fill([num * each], True)
         weights = tf.fill([num * each], tf.constant(1.0 / each, vector.dtype))
+        if survey is not None:
+            survey = survey._replace(weight=tf.repeat(survey.weight, each))
         key = tf.constant([0, 2], tf.int64)
         distribution = pairing.distribution(vector, x)
         if values is None:
@@ -100,6 +104,7 @@ class MovedScores:
             bound=likelihood.clip.bound,
             num_twins=likelihood.num_twins or NUM_TWINS,
             ranking=likelihood.ranking,
+            weights=survey,
         )
         kept = tf.where(scores.usable, weights, tf.zeros_like(weights))
         return x, outcomes, scores.centred.psi, kept

@@ -206,7 +206,7 @@ class ScoredLikelihood:
             tf.constant(whitening, self.dtype),
             inputs,
             tf.constant([0, 1], tf.int64),
-            self._public_weights(),
+            self.public_weights(),
         )
         return {name: part.numpy().astype(np.float64) for name, part in sums.items()}
 
@@ -260,7 +260,7 @@ class ScoredLikelihood:
         products: np.ndarray = np.concatenate([part["products"] for part in parts])
         return products
 
-    def _public_weights(self) -> RecordWeights | None:
+    def public_weights(self) -> RecordWeights | None:
         """Returns weights of the public inputs under the clip; None without weights."""
         if self.max_weight is None:
             return None

@@ -22,7 +22,7 @@ from tfp_dpvi.calibrated.whitening import Curvatures
 from tfp_dpvi.federated.effects import EffectDraws, HospitalEffects, Local, SiteLikelihoods
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import SiteSums, total_of
-from tfp_dpvi.federated.window import PublicPoint, released_sums, released_weights
+from tfp_dpvi.federated.window import PublicPoint, released_sums, shares_of
 
 _LOG = logging.getLogger("tfp_dpvi")
 # p-values of the test for unlike records: above it weights are used, below the other it warns.
@@ -353,8 +353,7 @@ def combine(
             f"the hospitals' records may be unlike (p = {found.p_value:.2g}): their sums have "
             "equal weights, since others would move the posterior"
         )
-    is_weighted = "weights" in total.halves
-    notes += _on_hospitals(found, len(sites), local, is_weighted=is_weighted)
+    notes += _on_hospitals(found, len(sites), local)
     if bend > _MOST_BEND:
         faults.append(
             f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
@@ -383,19 +382,16 @@ def combine(
     return posterior
 
 
-def _on_hospitals(
-    found: Heterogeneity, num: int, local: Local | None, *, is_weighted: bool
-) -> list[str]:
+def _on_hospitals(found: Heterogeneity, num: int, local: Local | None) -> list[str]:
     """Returns notes on how unlike hospitals are, and how many tell it."""
     if local is None:
         if found.p_value >= _UNLIKE:
             return []
-        # Effects are not computed from weighted sums.
-        advice = ": name the parameters that differ, such as the intercept, in Study(local=)"
         return [
             f"the hospitals' records are unlike (p = {found.p_value:.2g}): the posterior is that "
             "of all records together. If hospitals differ by more than what their records are, its "
-            f"intervals are too narrow for what they have in common{'' if is_weighted else advice}"
+            "intervals are too narrow for what they have in common: name the parameters that "
+            "differ, such as the intercept, in Study(local=)"
         ]
     notes = []
     if found.p_value < _UNLIKE:
@@ -540,7 +536,7 @@ def _heterogeneity(sites: list[SiteSums], curvatures: Curvatures) -> Heterogenei
     For like records score m has mean `f_m eta` and covariance `g_m B + sd_m^2 I`, for the share f_m
     of the records and g_m = f_m; with weights w, f_m is the share of their sum, and g_m of w^2.
     """
-    shares, squares = _shares(sites)
+    shares, squares = shares_of(sites)
     covariance = curvatures.window.simulation * curvatures.variances.mean(axis=0)
     size = len(covariance)
     inverses = [
@@ -557,18 +553,6 @@ def _heterogeneity(sites: list[SiteSums], curvatures: Curvatures) -> Heterogenei
         for share, inverse, score in together
     )
     return Heterogeneity(float(statistic), size * (len(sites) - 1))
-
-
-def _shares(sites: list[SiteSums]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns hospitals' shares of all records, or of their weights and of these squared; [M]."""
-    records = np.array([site.num_records for site in sites], np.float64)
-    known = [part for part in map(released_weights, sites) if part is not None and part.is_known]
-    means, squares = np.ones([2, len(sites)])
-    if len(known) == len(sites):
-        means = np.array([part.mean for part in known])
-        squares = np.maximum([part.square for part in known], means**2)
-    sums, square_sums = records * means, records * squares
-    return sums / sums.sum(), square_sums / square_sums.sum()
 
 
 def _precision_weights(sites: list[SiteSums], curvatures: Curvatures) -> np.ndarray:

@@ -25,7 +25,7 @@ from tfp_dpvi.data.units import Identifiers
 from tfp_dpvi.privacy import NeighboringRelation, PrivacyLedger
 from tfp_dpvi.regressions.checking import numbers_within
 from tfp_dpvi.regressions.measured import (
-    Records,
+    Measurable,
     Terms,
     checked_shares,
     described_by,
@@ -224,7 +224,7 @@ def count_columns(
         num_hospitals=check.count("num_hospitals", num_hospitals, 1),
         relation=check.relation(neighboring_relation),
     )
-    records = Records(data, ledger, unit_ids)
+    records = Measurable(data, ledger, unit_ids)
     release, arrays = planned(schema, names, checked_shares(share, records), records, terms)
     if share is None and not release.can_show:
         raise ValueError(

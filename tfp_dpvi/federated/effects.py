@@ -19,6 +19,7 @@ from scipy import stats
 from tfp_dpvi.calibrated.mixture import LinearLikelihood
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior
 from tfp_dpvi.federated.sums import SiteSums
+from tfp_dpvi.federated.window import shares_of
 
 MOST_LOCAL = 6
 """Local coordinates at most: their standard deviations are integrated over by weighted draws."""
@@ -136,10 +137,11 @@ class SiteLikelihoods:
         parts = []
         eye = np.eye(len(curvatures.window.theta))
         variances = curvatures.window.simulation * curvatures.variances
-        for share, site, bend in zip(_shares(sites, curvatures), sites, bends, strict=True):
+        shares = _shares(sites, curvatures)
+        for share, square, site, bend in zip(*shares, sites, bends, strict=True):
             noise = site.deviation("score") ** 2
             score, slopes = site.mean("score"), share * bend @ curvatures.slopes
-            covariances = share * variances + noise * eye
+            covariances = square * variances + noise * eye
             weights = np.linalg.solve(covariances, slopes)
             precisions = np.swapaxes(slopes, 1, 2) @ weights
             mean = weights.mean(axis=0)
@@ -374,20 +376,22 @@ def _normalized(logs: np.ndarray) -> np.ndarray:
     return normalized
 
 
-def _shares(sites: Sequence[SiteSums], curvatures: Curvatures) -> np.ndarray:
-    """Returns each hospital's share of the total curvature, shape [M].
+def _shares(sites: Sequence[SiteSums], curvatures: Curvatures) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each hospital's shares of the total's slope and of its variance, shape [M] each.
 
-    It is that of its records, times what its own matrix says of the information per record.
+    They are those of its records, or of survey weights and of their squares, times what its own
+    matrix says of the information per record.
     """
     size = len(curvatures.window.theta)
-    records = np.array([site.num_records for site in sites], np.float64)
-    shares: np.ndarray = records / records.sum()
+    shares, squares = shares_of(sites)
     total = float(np.trace(curvatures.matrices.mean(axis=0)))
+    own = np.ones(len(sites))
     for place, site in enumerate(sites):
         matrix = site.mean("matrix")
-        own = float(np.trace(matrix) if matrix.ndim == 2 else matrix[:size].sum())
+        trace = float(np.trace(matrix) if matrix.ndim == 2 else matrix[:size].sum())
         expected = shares[place] * total
         noise = site.deviation("matrix") * np.sqrt(size) / expected
         trust = _OWN_SD**2 / (_OWN_SD**2 + noise**2)
-        shares[place] *= max(_LEAST_OWN, 1.0 + trust * (own / expected - 1.0))
-    return shares / shares.sum()
+        own[place] = max(_LEAST_OWN, 1.0 + trust * (trace / expected - 1.0))
+    slopes, variances = shares * own, squares * own
+    return slopes / slopes.sum(), variances / variances.sum()

@@ -243,30 +243,24 @@ class RegressionStudy(Study):
         """
         drawn = posterior.draws(seed=seed)
         named = self._in_units(drawn)
-        # `local` may name other parameters, whose effects are on the real line.
-        units = {name: self._units().get(name, (name, 1.0)) for name in drawn.sds}
-        rows = {f"sd of {units[name][0]}": units[name][1] * sds for name, sds in drawn.sds.items()}
-        for hospital, effects in drawn.effects.items():
-            rows |= {
-                f"{units[name][0]} at {hospital}": units[name][1] * values
-                for name, values in effects.items()
-            }
         table = PosteriorSummary(
             list(named),
             statistics_of(np.stack(list(named.values()), axis=1)),
             posterior.calibrated.checks,
             in_words=self._in_own_words,
         )
+        rows = self._effects_of(drawn)
         return table.with_rows(rows, (*posterior.faults, *posterior.notes))
 
     def draws(self, posterior: StudyPosterior, *, seed: int = 0) -> dict[str, np.ndarray]:
-        """Returns draws of coefficients in the units of the formula, each of shape [4000].
+        """Returns draws in the units of the formula, each of shape [4000], by the summary's rows.
 
         Args:
           posterior: As in `summary`.
           seed: Seed of the draws.
         """
-        return self._in_units(posterior.draws(seed=seed))
+        drawn = posterior.draws(seed=seed)
+        return {**self._in_units(drawn), **self._effects_of(drawn)}
 
     def warnings(self, posterior: StudyPosterior) -> list[str]:
         """Returns why not to trust a posterior's intervals, in the words of the formula.
@@ -286,6 +280,18 @@ class RegressionStudy(Study):
         parameters = dict(drawn.parameters)
         arrays = {name: np.asarray(part, np.float64) for name, part in parameters.items()}
         return self.parts.in_units(arrays, self.design)
+
+    def _effects_of(self, drawn: StudyDraws) -> dict[str, np.ndarray]:
+        """Returns draws of the effects and of their standard deviations, in units, by name."""
+        # `local` may name other parameters, whose effects are on the real line.
+        units = {name: self._units().get(name, (name, 1.0)) for name in drawn.sds}
+        rows = {f"sd of {units[name][0]}": units[name][1] * sds for name, sds in drawn.sds.items()}
+        for hospital, effects in drawn.effects.items():
+            rows |= {
+                f"{units[name][0]} at {hospital}": units[name][1] * values
+                for name, values in effects.items()
+            }
+        return rows
 
     def _units(self) -> dict[str, tuple[str, float]]:
         """Returns the name of each coefficient in the formula, and its unit, by the model's."""

@@ -320,11 +320,6 @@ class Study:
             raise ValueError(
                 f"local={check.shown(local)} needs the last phase: {self.not_calibrated}."
             )
-        if self.max_weight is not None:
-            raise ValueError(
-                "local with max_weight: effects are not computed from weighted sums; leave one of "
-                "them out."
-            )
         scales = local if isinstance(local, Mapping) else dict.fromkeys(local)
         scoring = self.point.scoring
         names = [scoring.pairing.coordinates.names[place] for place in scoring.pairing.index]

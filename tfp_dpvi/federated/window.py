@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -374,6 +375,22 @@ def released_weights(sums: SiteSums) -> ReleasedWeights | None:
     means = (sums.mean("weights") / sums.num_records).tolist()
     noise = sums.deviation("weights") / sums.num_records
     return ReleasedWeights(means[0], means[1], means[2], means[3], noise)
+
+
+def shares_of(sites: Sequence[SiteSums]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns hospitals' shares of all records, or of their weights and of these squared; [M].
+
+    Args:
+      sites: The sums of each hospital.
+    """
+    records = np.array([site.num_records for site in sites], np.float64)
+    known = [part for part in map(released_weights, sites) if part is not None and part.is_known]
+    means, squares = np.ones([2, len(sites)])
+    if len(known) == len(sites):
+        means = np.array([part.mean for part in known])
+        squares = np.maximum([part.square for part in known], means**2)
+    sums, square_sums = records * means, records * squares
+    return sums / sums.sum(), square_sums / square_sums.sum()
 
 
 def released_sums(sums: SiteSums, theta: np.ndarray, half: int | None = None) -> ReleasedSums:

@@ -34,7 +34,7 @@ from tfp_dpvi.regressions.families import (
     likelihood,
     make_prior,
 )
-from tfp_dpvi.regressions.measured import Records, Terms, measured_schema
+from tfp_dpvi.regressions.measured import Measurable, Terms, measured_schema
 from tfp_dpvi.regressions.outcomes import FAMILIES
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.result import Regression
@@ -181,7 +181,7 @@ def regression(
     checked = _checked(design, checks, check_columns, data)
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
-    records = Records(data, ledger, persons.get("unit_ids"))
+    records = Measurable(data, ledger, persons.get("unit_ids"))
     found = measured_schema(design.schema, measured, share, records, terms)
     if found is not None:
         ledger = found.ledger

@@ -315,7 +315,7 @@ def num_counts(column: Column) -> int:
     return sum(_PARTS**level for level in range(1, tree.depth + 1))
 
 
-class Records(NamedTuple):
+class Measurable(NamedTuple):
     """The records to measure, and the ledger that pays.
 
     Attributes:
@@ -367,7 +367,7 @@ def measured_schema(
     schema: Schema,
     names: Sequence[str] | None,
     share: float | None,
-    records: Records,
+    records: Measurable,
     terms: Terms,
 ) -> Released | None:
     """Releases typical values of columns, or of those of which bounds alone are known.
@@ -398,7 +398,7 @@ def measured_schema(
     return Released(columns, measurement.share, measurement.release(arrays), measurement.ledger)
 
 
-def checked_shares(share: float | None, records: Records) -> tuple[float, ...]:
+def checked_shares(share: float | None, records: Measurable) -> tuple[float, ...]:
     """Returns shares of the budget to choose from, increasing.
 
     Args:
@@ -424,7 +424,7 @@ def planned(
     schema: Schema,
     names: Sequence[str],
     shares: Sequence[float],
-    records: Records,
+    records: Measurable,
     terms: Terms,
 ) -> tuple[Measurement, dict[str, np.ndarray]]:
     """Returns a release that is planned and not made, and the values that it counts.

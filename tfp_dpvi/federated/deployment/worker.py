@@ -300,7 +300,7 @@ def read_records(path: str, study: Study) -> tuple[Structure, Structure | None]:
     if study.columns is None:
         raise ValueError("--data is a table, whose columns need a schema: give one to the Study.")
     table = _table(path)
-    names = (*study.columns.schema.names, getattr(study, "weights", None))
+    names = (*study.columns.schema.names, study.weights)
     return table[[name for name in table.columns if name in names]], None
 
 
