@@ -127,20 +127,20 @@ def weighted_sum(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
 def sum_of_squares(rows: tf.Tensor) -> tf.Tensor:
     """Returns `sum_i rows[i] rows[i]^T` in float64, [s, s], rounded less than a long float32 sum.
 
-    Rounding is at most that of `weighted_sum`: 0.8 % of the largest row's square.
+    As for `weighted_sum`, rounding within a block is at most 0.8 % of the longest row's square.
 
     Args:
       rows: Shape [P, s].
     """
     num, size = rows.shape
-    # TensorFloat-32 would round a record's own product.
-    is_float32 = product_epsilon(rows.dtype) == np.finfo(np.float32).eps
-    num_blocks = (num or 0) // _BLOCK if is_float32 and size >= _WIDE else 0
-    whole = num_blocks * _BLOCK
-    blocks = tf.reshape(rows[:whole], [num_blocks, _BLOCK, size])
+    whole = 0
+    # TensorFloat-32 would round what one record adds.
+    if size >= _WIDE and product_epsilon(rows.dtype) == np.finfo(np.float32).eps:
+        whole = (num or 0) // _BLOCK * _BLOCK
+    blocks = tf.reshape(rows[:whole], [-1, _BLOCK, size])
+    sums = tf.cast(tf.linalg.matmul(blocks, blocks, transpose_a=True), tf.float64)
     rest = tf.cast(rows[whole:], tf.float64)
-    products = tf.cast(tf.linalg.matmul(blocks, blocks, transpose_a=True), tf.float64)
-    return tf.reduce_sum(products, axis=0) + tf.linalg.matmul(rest, rest, transpose_a=True)
+    return tf.reduce_sum(sums, axis=0) + tf.linalg.matmul(rest, rest, transpose_a=True)
 
 
 def _block_sums(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
