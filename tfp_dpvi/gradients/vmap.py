@@ -137,10 +137,13 @@ def sum_of_squares(rows: tf.Tensor) -> tf.Tensor:
     # TensorFloat-32 would round what one record adds.
     if size >= _WIDE and product_epsilon(rows.dtype) == np.finfo(np.float32).eps:
         whole = (num or 0) // _BLOCK * _BLOCK
-    blocks = tf.reshape(rows[:whole], [-1, _BLOCK, size])
-    sums = tf.cast(tf.linalg.matmul(blocks, blocks, transpose_a=True), tf.float64)
     rest = tf.cast(rows[whole:], tf.float64)
-    return tf.reduce_sum(sums, axis=0) + tf.linalg.matmul(rest, rest, transpose_a=True)
+    total = tf.linalg.matmul(rest, rest, transpose_a=True)
+    if whole:
+        blocks = tf.reshape(rows[:whole], [-1, _BLOCK, size])
+        sums = tf.linalg.matmul(blocks, blocks, transpose_a=True)
+        total += tf.reduce_sum(tf.cast(sums, tf.float64), axis=0)
+    return total
 
 
 def _block_sums(rows: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
