@@ -1,10 +1,14 @@
 """A scoring step over a flat one: the same model and the same full batch, in alternating rounds of one run.
 
     python benchmarks/scoring_time.py [--only logistic] [--output docs/figures/scoring_time.json]
+    python benchmarks/scoring_time.py --weighted --rounds 41 [--output docs/figures/weighted_time.json]
 
 The flat step clips the gradient of each record's log density at one draw of the surrogate (Adam, mean field). The scoring step
 is that of `compile` without an optimizer. Ratios are of medians; `first_s` is the time of the first call, which traces and
 compiles. Targets: 1.3 for enumerated outcomes, 2.5 for counts whose scores are factorised, 4 otherwise.
+
+With `--weighted`: a scoring step with weights that are all one over that without weights (target 1.1), by the clock and by the
+processor's time, which other programs change less.
 """
 
 from __future__ import annotations
@@ -51,6 +55,11 @@ CASES = [
 # XLA has no gamma draws, hence none of the negative binomial.
 WITHOUT_XLA = ("negbin",)
 LIMITS = {"logistic": 1.3, "categorical": 1.3}
+WEIGHTED_CASES = [
+    *[("logistic", size, 20_000) for size in (4, 20, 50)],
+    *[(family, 5, 20_000) for family in ("categorical", "poisson")],
+]
+WEIGHTED_LIMIT = 1.1
 
 
 def model_of(family, size):
@@ -88,8 +97,8 @@ def data_of(family, size, num):
     return x, likelihood(params, x).sample(seed=tf.constant([0, 1])).numpy()
 
 
-def runner_of(mechanism, optimizer, variables, records, xla, steps):
-    """Returns a `Runner` of compiled steps."""
+def runner_of(mechanism, optimizer, variables, records, xla, steps, processor=None):
+    """Returns a `Runner` of compiled steps, which appends its processor seconds a step to a list."""
     compiled = make_steps(mechanism, optimizer, variables, jit_compile=xla)
     key = tf.constant(_random.new_key(0))
     start = initial_state(mechanism, 0, 10**6)
@@ -97,9 +106,12 @@ def runner_of(mechanism, optimizer, variables, records, xla, steps):
 
     def run(wanted):
         number = tf.constant(max(1, wanted), tf.int64)
-        begun = time.perf_counter()
+        begun, used = time.perf_counter(), time.process_time()
         compiled(start, number, tensors, key, mechanism.noise).step.numpy()
-        return time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        if processor is not None and wanted:
+            processor.append((time.process_time() - used) / wanted)
+        return seconds
 
     return Runner(run, steps)
 
@@ -117,16 +129,19 @@ def flat_runner(family, size, x, y, xla, steps):
     return runner_of(mechanism, optimizer, model.trainable_variables, records, xla, steps)
 
 
-def scoring_runner(family, size, x, y, xla, steps):
+def scoring_runner(family, size, x, y, xla, steps, weights=None, processor=None):
     model = BayesianModel(*model_of(family, size))
-    records = make_records(x, y, None, dtype=model.dtype, validate=False)
+    most = None if weights is None else float(weights.max())
+    records = make_records(x, y, weights, dtype=model.dtype, validate=False, max_weight=most)
     fit = CentredFit(model)
     fit.prepare(records, np.random.default_rng(1).normal(size=(512, size)).astype("float32"))
     num = len(x)
     gradient = fit.scoring.gradient(StepSpec(float(num), num))
     mechanism = Mechanism(FullBatchSampler(num), gradient, float(num), num, noise_multiplier=NOISE)
-    fit.scoring.advance(0, 160, {}, mechanism)
-    return runner_of(mechanism, ScoringOptimizer(), [fit.scoring.theta], records, xla, steps)
+    nothing = {release.name: release.initial() for release in mechanism.joint}
+    fit.scoring.advance(0, 160, nothing, mechanism)
+    optimizer, theta = ScoringOptimizer(), [fit.scoring.theta]
+    return runner_of(mechanism, optimizer, theta, records, xla, steps, processor)
 
 
 def measured(family, size, num, xla, rounds):
@@ -149,6 +164,32 @@ def measured(family, size, num, xla, rounds):
     }
 
 
+def measured_weighted(family, size, num, xla, rounds):
+    """Returns times and ratios of one case with equal weights over that without."""
+    x, y = data_of(family, size, num)
+    steps = max(5, 400_000 // num)
+    processor: dict[str, list[float]] = {"plain": [], "weighted": []}
+    arguments = (family, size, x, y, xla, steps)
+    makers: dict[str, Callable[[], Runner]] = {
+        "plain": lambda: scoring_runner(*arguments, None, processor["plain"]),
+        "weighted": lambda: scoring_runner(
+            *arguments, np.ones(num, "float32"), processor["weighted"]
+        ),
+    }
+    name = f"{family}, d {size}, N {num}, {'XLA' if xla else 'graph'}"
+    times, _, failed = harness.interleaved(makers, rounds, name=name)
+    found: dict[str, object] = {"limit": WEIGHTED_LIMIT}
+    for clock, each in (("clock", times), ("processor", processor)):
+        result = harness.ratio(each, "weighted", "plain")
+        if result is None:
+            continue
+        found[f"{clock}_ratio"] = round(result["ratio"], 3)
+        quartiles = np.quantile(result["rounds"]["all"], [0.25, 0.75])
+        found[f"{clock}_quartiles"] = quartiles.round(3).tolist()
+        found[f"{clock}_ms"] = {way: round(1e3 * statistics.median(each[way]), 4) for way in each}
+    return {**found, **({"failed": failed} if failed else {})}
+
+
 def commit():
     """Returns the commit of the code, marked if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
@@ -160,17 +201,19 @@ def main():
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--backend", choices=("graph", "XLA"))
+    parser.add_argument("--weighted", action="store_true", help="with equal weights over without")
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
     found = {}
-    for family, size, num in CASES:
+    measure = measured_weighted if arguments.weighted else measured
+    for family, size, num in WEIGHTED_CASES if arguments.weighted else CASES:
         for backend in ("graph", "XLA"):
             name = f"{family}, {size}, {num}, {backend}"
             if arguments.only not in name or arguments.backend not in (None, backend):
                 continue
             if backend == "XLA" and family in WITHOUT_XLA:
                 continue
-            found[name] = measured(family, size, num, backend == "XLA", arguments.rounds)
+            found[name] = measure(family, size, num, backend == "XLA", arguments.rounds)
             print(name, found[name], flush=True)
     result = {
         "cases": found,
@@ -178,6 +221,7 @@ def main():
         "machine": harness.machine(),
         "versions": harness.versions(tensorflow="tensorflow", tfp="tensorflow-probability"),
         "commit": commit(),
+        "code": harness.code_hash(),
     }
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -10,6 +10,7 @@ import tfp_dpvi as dpvi
 from tfp_dpvi.ghost.contributions import Direct, Lookup, Outer
 from tfp_dpvi.gradients import Clip, clipped_sum
 from tfp_dpvi.gradients.reparameterized import through_draws
+from tfp_dpvi.gradients.vmap import sum_of_squares
 
 TF32 = 2.0**-11
 """The most that rounding to TensorFloat-32's ten bits changes a factor by, relatively."""
@@ -138,6 +139,33 @@ def test_rounding_exceeds_the_sensitivity_by_little_in_the_largest_batches(width
         compiled(tf.constant(np.arange(num) >= first)).numpy().astype("float64") for first in (0, 1)
     )
     assert np.linalg.norm(full - without) < 1 + num * 2.0**-22
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_rounding_of_products_in_blocks_exceeds_the_sensitivity_by_little(jit_compile):
+    """C3 in float32: of the adversary's 180,000 records one moves the sum by its own term; one long product by 0.006 more."""
+    values, _ = adversarial_batch(range(10, 17))
+    rows = np.zeros([len(values), 16], np.float32)
+    rows[:, 0], rows[:, 1] = 0.5, values / 2.0
+    compiled = tf.function(sum_of_squares, jit_compile=jit_compile, autograph=False)
+    full = compiled(tf.constant(rows)).numpy()
+    term = np.outer(rows[0], rows[0])
+    rows[0] = 0.0
+    assert np.linalg.norm(full - compiled(tf.constant(rows)).numpy() - term) < 0.008 * 0.5
+
+
+def test_products_are_in_float64_where_a_gpu_rounds_their_factors(monkeypatch):
+    """And else are the same to a float32 block's rounding, of a whole block and of what it leaves."""
+    rows = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
+    exact = rows.astype(np.float64).T @ rows.astype(np.float64)
+    plain = sum_of_squares(tf.constant(rows)).numpy()
+    np.testing.assert_allclose(plain, exact, atol=2e-3)
+    assert np.abs(plain - exact).max() > 1e-9  # Blocks are in float32.
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: ["one"] if kind == "GPU" else []
+    )
+    for each in (rows, rows.astype(np.float64)):
+        np.testing.assert_allclose(sum_of_squares(tf.constant(each)), exact, atol=1e-11)
 
 
 def test_rounding_across_physical_batches_exceeds_the_sensitivity_by_little():

@@ -169,6 +169,7 @@ def test_weighted_areas_are_those_of_the_population(tmp_path):
         ({}, {"estimate": "quantile", "at": 0.5}, "needs an outcome that is a number"),
         ({}, {"at": 0.5}, "at=0.5 with estimate='mean'"),
         ({}, {"level": 2.0}, "level=2.0"),
+        ({"sd": 1}, {"by": ["area", "sd"]}, "by='sd' is the name of a column of estimates"),
     ],
 )
 def test_counts_that_do_not_fit_are_refused_in_a_line(change, settings, message):
@@ -198,6 +199,7 @@ def test_an_area_without_persons_and_no_rows_at_all():
         ({}, {"w": np.nan}, "'w'"),
         ({"measured": ["age"]}, {"w": 0.0}, "sample_weight is 0 for all records"),
         ({"weights": 3}, {}, "weights=3"),
+        ({"unit": "w", "max_rows_per_unit": 50}, {}, "weights=.w. is the outcome or the unit"),
     ],
 )
 def test_weights_that_are_refused_spend_nothing(settings, change, message):

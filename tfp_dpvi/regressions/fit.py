@@ -174,6 +174,11 @@ def regression(
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit)
     settings = {**persons, **({} if weights is None else _weights(schema, weights, data, outside))}
+    if weights is not None and weights in (unit, design.outcome):
+        raise ValueError(
+            f"weights={check.shown(weights)} is the outcome or the unit: pass the column of survey "
+            "weights, or none."
+        )
     y = outcome_values(design, family, parts.outcome, data)
     if not len(y):
         raise ValueError("data has no rows: pass at least one record.")

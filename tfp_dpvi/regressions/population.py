@@ -300,13 +300,14 @@ def table(
       strata: The areas.
       level: The probability of the intervals, which are central.
       names: The names of the outcome's levels, or None.
+
+    Raises:
+      ValueError: A column of the areas has the name of an estimate.
     """
     tail = (1.0 - level) / 2.0
     repeated = 1 if names is None else len(names)
     flat = draws.reshape(len(draws), -1)
-    columns: dict[str, Any] = {
-        name: np.repeat(array, repeated) for name, array in strata.labels.items()
-    }
+    columns: dict[str, Any] = {}
     columns["count"] = np.repeat(np.round(strata.sizes).astype(np.int64), repeated)
     if names is not None:
         columns["level"] = np.tile(np.array(names, object), strata.num_areas)
@@ -315,4 +316,9 @@ def table(
     columns["sd"] = flat.std(axis=0)
     columns[f"eti_{100 * tail:g}%"] = low
     columns[f"eti_{100 * (1.0 - tail):g}%"] = high
-    return columns
+    if taken := [name for name in strata.labels if name in columns]:
+        raise ValueError(
+            f"by={check.shown(taken[0])} is the name of a column of estimates: rename it in counts."
+        )
+    labels = {name: np.repeat(array, repeated) for name, array in strata.labels.items()}
+    return {**labels, **columns}
