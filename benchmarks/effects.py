@@ -6,7 +6,7 @@
 Slopes: 6,000 records of 30 groups, whose intercepts and slopes correlate by 0 or .6, as in
 `outcome ~ age + (age | ward)`. Monotone effects: 6,000 records of five uneven levels, of whose
 steps one is nearly none, as in `outcome ~ age + mo(school)`. Records are drawn here and fitted
-as `dpvi.regression` does, by one compiled step a model. `--quick` is 2 sets a cell. It goes on
+as `dpvi.regression` does, by one compiled step a model; slopes also without privacy. `--quick` is 2 sets a cell. It goes on
 where it stopped, as long as the library is the same; the last line is a summary as JSON.
 """
 
@@ -18,6 +18,7 @@ import json
 import logging
 import pathlib
 import time
+from typing import Any, NamedTuple
 
 import harness
 import numpy as np
@@ -41,9 +42,26 @@ SCHOOLS = ["none", "primary", "secondary", "college", "doctorate"]
 SHARES = [0.1, 0.3, 0.35, 0.2, 0.05]
 STEPS = {"primary": 0.15, "secondary": 0.5, "college": 0.03, "doctorate": 0.32}
 AGE = {"type": "continuous", "lower": 18, "upper": 90, "typical": [50, 12], "unit": "years"}
-# Outcomes, the unit of their score, and the score at 50 years.
+
+
+class Outcome(NamedTuple):
+    """An outcome's public description, the unit of its score, and the score at 50 years."""
+
+    column: dict[str, Any]
+    unit: float
+    start: float
+
+
+class Case(NamedTuple):
+    """A family, the correlation of its slopes (None: a monotone effect), and the first seed."""
+
+    family: str
+    correlation: float | None
+    seed: int
+
+
 OUTCOMES = {
-    "normal": (
+    "normal": Outcome(
         {
             "type": "continuous",
             "lower": -60000.0,
@@ -54,17 +72,16 @@ OUTCOMES = {
         10000.0,
         4.0,
     ),
-    "bernoulli": ({"type": "binary"}, 1.0, 0.2),
-    "poisson": ({"type": "integer", "lower": 0, "upper": 100, "typical": [3, 3]}, 1.0, 0.3),
+    "bernoulli": Outcome({"type": "binary"}, 1.0, 0.2),
+    "poisson": Outcome({"type": "integer", "lower": 0, "upper": 100, "typical": [3, 3]}, 1.0, 0.3),
 }
-# Each case's family, correlation (None: monotone effects) and first seed.
 CASES = {
-    "slopes-normal-0": ("normal", 0.0, 7600),
-    "slopes-normal-0.6": ("normal", 0.6, 7600),
-    "slopes-bernoulli-0": ("bernoulli", 0.0, 7600),
-    "slopes-bernoulli-0.6": ("bernoulli", 0.6, 7600),
-    "monotone-normal": ("normal", None, 7700),
-    "monotone-poisson": ("poisson", None, 7700),
+    "slopes-normal-0": Case("normal", 0.0, 7600),
+    "slopes-normal-0.6": Case("normal", 0.6, 7600),
+    "slopes-bernoulli-0": Case("bernoulli", 0.0, 7600),
+    "slopes-bernoulli-0.6": Case("bernoulli", 0.6, 7600),
+    "monotone-normal": Case("normal", None, 7700),
+    "monotone-poisson": Case("poisson", None, 7700),
 }
 SIZE = {"normal": 1.0, "poisson": 0.8}
 SDS = np.array([0.5, 0.3])
@@ -72,40 +89,42 @@ SDS = np.array([0.5, 0.3])
 
 def asked(name):
     """Returns the formula, the family and the schema of a case."""
-    family, correlation, _ = CASES[name]
-    schema = {"outcome": OUTCOMES[family][0], "age": AGE}
-    if correlation is None:
+    case = CASES[name]
+    schema = {"outcome": OUTCOMES[case.family].column, "age": AGE}
+    if case.correlation is None:
         schema["school"] = {"type": "categorical", "categories": SCHOOLS}
-        return "outcome ~ age + mo(school)", family, schema
+        return "outcome ~ age + mo(school)", case.family, schema
     schema["ward"] = {"type": "categorical", "categories": WARDS}
-    return "outcome ~ age + (age | ward)", family, schema
+    return "outcome ~ age + (age | ward)", case.family, schema
 
 
 def data_set(name, number):
     """Returns records, and what is true of them by the names of the summary."""
-    family, correlation, seed = CASES[name]
-    generator = np.random.default_rng([seed + number, list(CASES).index(name)])
+    case = CASES[name]
+    generator = np.random.default_rng([case.seed + number, list(CASES).index(name)])
     age = np.clip(generator.normal(50.0, 12.0, NUM_RECORDS), 18.0, 90.0)
     since = (age - 50.0) / 12.0
-    _, unit, start = OUTCOMES[family]
-    truth = {"sigma": unit} if family == "normal" else {}
+    unit, start = OUTCOMES[case.family][1:]
+    truth = {"sigma": unit} if case.family == "normal" else {}
     data = {"age": age}
-    if correlation is None:
+    if case.correlation is None:
         place = generator.choice(len(SCHOOLS), NUM_RECORDS, p=SHARES)
         data["school"] = np.array(SCHOOLS)[place]
         slope = 0.2
-        rise = SIZE[family] * np.cumsum([0.0, *STEPS.values()])
+        rise = SIZE[case.family] * np.cumsum([0.0, *STEPS.values()])
         score = start + slope * since + rise[place]
-        truth["mo(school)"] = unit * SIZE[family]
+        truth["mo(school)"] = unit * SIZE[case.family]
         truth |= {f"share(mo(school)[{level}])": step for level, step in STEPS.items()}
     else:
         place = generator.integers(0, len(WARDS), NUM_RECORDS)
         data["ward"] = np.array(WARDS)[place]
         slope = 0.5
-        covariance = np.outer(SDS, SDS) * np.array([[1.0, correlation], [correlation, 1.0]])
+        covariance = np.outer(SDS, SDS) * np.array(
+            [[1.0, case.correlation], [case.correlation, 1.0]]
+        )
         effects = generator.multivariate_normal([0.0, 0.0], covariance, len(WARDS))
         score = start + effects[place, 0] + (slope + effects[place, 1]) * since
-        truth["cor(1, age|ward)"] = correlation
+        truth["cor(1, age|ward)"] = case.correlation
         truth |= {"sd(1|ward)": unit * SDS[0], "sd(age|ward)": unit * SDS[1] / 12.0}
         for level, (intercept, own) in zip(WARDS, effects, strict=True):
             truth[f"1|ward[{level}]"] = unit * intercept
@@ -116,10 +135,29 @@ def data_set(name, number):
         "bernoulli": lambda: generator.random(NUM_RECORDS) < 1.0 / (1.0 + np.exp(-score)),
         "poisson": lambda: generator.poisson(np.exp(score)),
     }
-    data["outcome"] = draw[family]()
-    if family == "bernoulli":
+    data["outcome"] = draw[case.family]()
+    if case.family == "bernoulli":
         data["outcome"] = data["outcome"].astype(int)
     return data, {label: float(value) for label, value in truth.items()}
+
+
+def figures(draws, truth):
+    """Returns truth, ends of the interval and mean of each number, whole slopes included."""
+    draws, truth = dict(draws), dict(truth)
+    # A level's whole slope is what is read off: the common one is uncertain too.
+    for level in WARDS:
+        if f"age|ward[{level}]" in truth:
+            draws[f"age in {level}"] = draws["age"] + draws[f"age|ward[{level}]"]
+            truth[f"age in {level}"] = truth["age"] + truth[f"age|ward[{level}]"]
+    ends = (0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0)
+    return {
+        label: [
+            float(f"{each:.5g}")
+            for each in (value, *np.quantile(draws[label], ends), draws[label].mean())
+        ]
+        for label, value in truth.items()
+        if label in draws
+    }
 
 
 class Fits:
@@ -148,24 +186,11 @@ class Fits:
         """Returns the truth, the intervals and the warnings of one fit."""
         begin = time.perf_counter()
         data, truth = data_set(name, number)
-        seed = int(np.random.default_rng([CASES[name][2] + number, 1]).integers(2**31))
+        seed = int(np.random.default_rng([CASES[name].seed + number, 1]).integers(2**31))
         mechanism = self.method.priced(epsilon, DELTA)
         fit = self.fits.fit(*self.records(data), seed, mechanism)
-        draws = self.in_units(fit.draws)
-        # A level's whole slope is what is read off: the common one is uncertain too.
-        for level in WARDS:
-            if f"age|ward[{level}]" in truth:
-                draws[f"age in {level}"] = draws["age"] + draws[f"age|ward[{level}]"]
-                truth[f"age in {level}"] = truth["age"] + truth[f"age|ward[{level}]"]
-        ends = (0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0)
-        figures = {
-            label: [value, *np.quantile(draws[label], ends), draws[label].mean()]
-            for label, value in truth.items()
-        }
         return {
-            "figures": {
-                label: [float(f"{each:.5g}") for each in row] for label, row in figures.items()
-            },
+            "figures": figures(self.in_units(fit.draws), truth),
             "warnings": fit.warnings,
             "failed": fit.calibrated is None,
             "seconds": round(time.perf_counter() - begin, 1),
@@ -182,6 +207,108 @@ class Fits:
         return self.parts.in_units(params, self.design)
 
 
+def lines_of_levels(name, data):
+    """Returns each level's estimated line [L, 2] at 50 years, and its covariance [L, 2, 2]."""
+    is_normal = CASES[name].family == "normal"
+    unit, squares = OUTCOMES[CASES[name].family].unit, 0.0
+    estimates, covariances = [], []
+    for level in WARDS:
+        own = data["ward"] == level
+        x = np.column_stack([np.ones(own.sum()), (data["age"][own] - 50.0) / 12.0])
+        y = data["outcome"][own] / unit
+        line = np.zeros(2)
+        for _ in range(1 if is_normal else 20):
+            score = x @ line
+            mean = score if is_normal else 1.0 / (1.0 + np.exp(-score))
+            weight = np.ones(len(y)) if is_normal else mean * (1.0 - mean)
+            information = x.T @ (weight[:, None] * x)
+            line = line + np.linalg.solve(information, x.T @ (y - mean))
+        squares += np.sum((y - x @ line) ** 2)
+        estimates.append(line)
+        covariances.append(np.linalg.inv(information))
+    variance = squares / (NUM_RECORDS - 2 * len(WARDS)) if is_normal else 1.0
+    return np.array(estimates), variance * np.array(covariances)
+
+
+def evolved(log_density, start, generator, *, num_chains=100, num_steps=1500):
+    """Returns draws of a density, by differential evolution of many chains."""
+    points = start + 0.1 * generator.normal(size=(num_chains, len(start)))
+    values, kept = log_density(points), []
+    for step in range(num_steps):
+        first, second = generator.integers(0, num_chains, (2, num_chains))
+        # Jumps of a whole difference, now and then, between modes.
+        gain = np.where(generator.random(num_chains) < 0.1, 1.0, 2.38 / np.sqrt(2 * len(start)))
+        moved = points + gain[:, None] * (points[first] - points[second])
+        moved += 1e-3 * generator.normal(size=points.shape)
+        found = log_density(moved)
+        accepted = np.log(generator.random(num_chains)) < found - values
+        points[accepted], values[accepted] = moved[accepted], found[accepted]
+        if step >= num_steps // 3 and step % 25 == 0:
+            kept.append(points.copy())
+    return np.concatenate(kept)
+
+
+def without_privacy(name, number):
+    """Returns the row of the posterior without privacy, with the deviations' priors of regressions.
+
+    Levels' lines are normal given their estimates, which leaves five numbers to draw. Draws of
+    yes or no are then drawn again by the likelihood over that of the normals.
+    """
+    data, truth = data_set(name, number)
+    generator = np.random.default_rng([CASES[name].seed + number, 2])
+    estimates, covariances = lines_of_levels(name, data)
+    family = CASES[name].family
+    column, unit = OUTCOMES[family][:2]
+    scale = column["typical"][1] / unit if family == "normal" else 1.0
+
+    def covariance_of(points):
+        deviations, correlation = np.exp(points[:, 2:4]), np.tanh(points[:, 4])
+        total = deviations[:, :, None] * deviations[:, None, :]
+        total[:, [0, 1], [1, 0]] *= correlation[:, None]
+        return total
+
+    def log_density(points):
+        total = covariance_of(points)[:, None] + covariances
+        away = estimates - points[:, None, :2]
+        square = (away * np.linalg.solve(total, away[..., None])[..., 0]).sum(axis=-1)
+        lines = -0.5 * (square + np.log(np.linalg.det(total))).sum(axis=1)
+        logs = points[:, 2:4]
+        prior = (logs - 0.5 * (np.exp(logs) / scale) ** 2).sum(axis=1)
+        return lines + prior + np.log1p(-(np.tanh(points[:, 4]) ** 2))
+
+    start = np.array([*estimates.mean(axis=0), *np.log(SDS), 0.3])
+    points = evolved(log_density, start, generator)
+    among, within = np.linalg.inv(covariance_of(points)), np.linalg.inv(covariances)
+    spread = np.linalg.inv(among[:, None] + within)
+    pull = np.einsum("cij,cj->ci", among, points[:, :2])[:, None]
+    middle = np.einsum("clij,clj->cli", spread, pull + np.einsum("lij,lj->li", within, estimates))
+    noise = generator.normal(size=middle.shape)
+    lines = middle + np.einsum("clij,clj->cli", np.linalg.cholesky(spread), noise)
+    if family == "bernoulli":
+        logs = np.zeros(len(points))
+        for place, level in enumerate(WARDS):
+            own = data["ward"] == level
+            since = (data["age"][own] - 50.0) / 12.0
+            score = lines[:, place, :1] + lines[:, place, 1:] * since
+            logs += (score * data["outcome"][own] - np.logaddexp(0.0, score)).sum(axis=1)
+            away = lines[:, place] - estimates[place]
+            logs += 0.5 * np.einsum("ci,ij,cj->c", away, within[place], away)
+        weights = np.exp(logs - logs.max())
+        chosen = generator.choice(len(points), len(points), p=weights / weights.sum())
+        points, lines = points[chosen], lines[chosen]
+    draws = {
+        "age": unit * points[:, 1] / 12.0,
+        "Intercept": unit * (points[:, 0] - points[:, 1] * 50.0 / 12.0),
+        "sd(1|ward)": unit * np.exp(points[:, 2]),
+        "sd(age|ward)": unit * np.exp(points[:, 3]) / 12.0,
+        "cor(1, age|ward)": np.tanh(points[:, 4]),
+    }
+    for place, level in enumerate(WARDS):
+        draws[f"1|ward[{level}]"] = unit * (lines[:, place, 0] - points[:, 0])
+        draws[f"age|ward[{level}]"] = unit * (lines[:, place, 1] - points[:, 1]) / 12.0
+    return {"figures": figures(draws, truth)}
+
+
 def kind_of(label):
     """Returns what a number is, such that cells count all alike together."""
     if label.startswith("share("):
@@ -192,9 +319,8 @@ def kind_of(label):
     return "whole slopes of levels" if label.startswith("age in ") else label
 
 
-def summarised(name, epsilon, rows):
+def summarised(name, epsilon, rows, peers=()):
     """Returns the figures of one cell; errors are over data sets, whose numbers go together."""
-    family, correlation, seed = CASES[name]
     labels = list(rows[0]["figures"])
     values = np.array([[row["figures"][label] for label in labels] for row in rows])
     truth, low, high = (values[:, :, place] for place in range(3))
@@ -215,11 +341,21 @@ def summarised(name, epsilon, rows):
             "width": [float(f"{q:.4g}") for q in np.quantile(width, [0.0, 0.5, 1.0])],
             "is_calibrated": bool(each.mean() + 3.0 * error >= LEAST),
         }
+        chosen = [labels[place] for place in own]
+        if peers and chosen[0] in peers[0]["figures"]:
+            other = np.array([[row["figures"][label] for label in chosen] for row in peers])
+            holds = (other[:, :, 1] <= other[:, :, 0]) & (other[:, :, 0] <= other[:, :, 2])
+            across = other[:, :, 2] - other[:, :, 1]
+            away = (values[:, own, 3] - other[:, :, 3]) / (across / (2.0 * 1.645))
+            numbers[kind] |= {
+                "coverage_without_privacy": round(float(holds.mean()), 4),
+                "width_over": round(float(np.median(width / across)), 3),
+                "mean_from_it_in_its_sd": round(float(away.mean()), 3),
+                "mean_from_it_error": round(float(away.mean(axis=1).std() / len(rows) ** 0.5), 3),
+            }
     return {
         "case": name,
-        "family": family,
-        "correlation": correlation,
-        "seed": seed,
+        **CASES[name]._asdict(),
         "epsilon": epsilon,
         "sets": len(rows),
         "numbers": numbers,
@@ -232,17 +368,20 @@ def summarised(name, epsilon, rows):
 def table(cells):
     """Returns the cells as a table in Markdown, a line for each number."""
     lines = [
-        "| case | epsilon | sets | number | coverage of 90 % | width, median (range) | warned |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| case | epsilon | sets | number | coverage of 90 % | without privacy | width, median "
+        "(range) | over that without privacy | mean beyond its, in its sd | warned |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for cell in cells:
         start = f"| `{cell['case']}` | {cell['epsilon']:g} | {cell['sets']} |"
         for label, row in cell["numbers"].items():
             low, middle, high = row["width"]
+            names = ("coverage_without_privacy", "width_over", "mean_from_it_in_its_sd")
+            peer, ratio, away = (f"{row[each]:.2f}" if each in row else "" for each in names)
             lines.append(
                 f"{start} {label.replace('|', chr(92) + '|')} | {row['coverage']:.2f} ± "
-                f"{row['coverage_error']:.2f} | {middle:.3g} ({low:.3g} to {high:.3g}) | "
-                f"{cell['warned']} |"
+                f"{row['coverage_error']:.2f} | {peer} | {middle:.3g} ({low:.3g} to {high:.3g}) | "
+                f"{ratio} | {away} | {cell['warned']} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -261,9 +400,9 @@ class File:
         if code != harness.code_hash():
             raise SystemExit(f"{path} is of another library: choose another folder, or delete it.")
 
-    def row(self, number, epsilon, make):
+    def row(self, number, kind, make):
         """Returns the row of a fit, which `make` makes if there is none."""
-        rows = self._known.setdefault(f"{epsilon:g}", {})
+        rows = self._known.setdefault(kind, {})
         if str(number) not in rows:
             rows[str(number)] = make()
             new = self._path.with_suffix(".tmp")
@@ -293,8 +432,13 @@ def study(names, epsilons, num, folder):
     for number in range(num):
         for (name, epsilon), found in rows.items():
             made = functools.partial(make, name, number, epsilon)
-            found.append(files[name].row(number, epsilon, made))
-    return [summarised(*cell, found) for cell, found in rows.items()]
+            found.append(files[name].row(number, f"{epsilon:g}", made))
+    peers = {name: [] for name in names if CASES[name].correlation is not None}
+    for name, found in peers.items():
+        for number in range(num):
+            made = functools.partial(without_privacy, name, number)
+            found.append(files[name].row(number, "without privacy", made))
+    return [summarised(*cell, found, peers.get(cell[0], ())) for cell, found in rows.items()]
 
 
 def main():

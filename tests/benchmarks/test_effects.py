@@ -87,6 +87,36 @@ def test_a_cell_is_judged_by_its_coverage():
     assert effects.table([cell]).count("\n") == 4
 
 
+def test_a_cell_is_beside_the_posterior_without_privacy():
+    """Half as wide, and a fifth of the width below: in its deviations 0.2 * 2 * 1.645."""
+    narrow = {label: [0.0, -0.5, 0.5, 0.0] for label in row(inside=True)["figures"]}
+    wide = row(inside=True)
+    wide["figures"] = {label: [0.0, -1.0, 1.0, -0.2] for label in narrow}
+    cell = effects.summarised("slopes-normal-0", 1.0, [wide] * 3, [{"figures": narrow}] * 3)
+    slopes = cell["numbers"]["slopes of levels"]
+    assert (slopes["width_over"], slopes["coverage_without_privacy"]) == (2.0, 1.0)
+    assert slopes["mean_from_it_in_its_sd"] == pytest.approx(-0.658)
+
+
+@pytest.mark.parametrize("name", ["slopes-normal-0.6", "slopes-bernoulli-0.6"])
+def test_the_posterior_without_privacy_is_that_of_a_mixed_model(name):
+    """Lines of levels are shrunk: nearer to the truth, and narrower, than each level's own."""
+    data, _ = effects.data_set(name, 0)
+    found = effects.without_privacy(name, 0)["figures"]
+    unit = effects.OUTCOMES[effects.CASES[name][0]][1] / 12.0
+    estimates, covariances = effects.lines_of_levels(name, data)
+    own = np.array([found[f"age in {level}"] for level in effects.WARDS])
+    errors = unit * np.sqrt(covariances[:, 1, 1])
+    widths = (own[:, 2] - own[:, 1]) / (2.0 * 1.645)
+    assert np.all((widths > 0.6 * errors) & (widths < errors))
+    away = np.mean((own[:, 3] - own[:, 0]) ** 2)
+    assert away < np.mean((unit * estimates[:, 1] - own[:, 0]) ** 2)
+    # Four posterior deviations: a false alarm in 1e4.
+    for label in ("age", "Intercept", "sd(1|ward)", "sd(age|ward)", "cor(1, age|ward)"):
+        true, low, high, mean = found[label]
+        assert abs(mean - true) < 4.0 * (high - low) / 3.29
+
+
 def test_fits_that_are_there_are_not_made_again(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(effects.harness, "code_hash", lambda: "this")
@@ -97,6 +127,7 @@ def test_fits_that_are_there_are_not_made_again(tmp_path, monkeypatch):
             made.append((name, number, epsilon))
             return row(inside=True)
 
+    monkeypatch.setattr(effects, "without_privacy", lambda name, number: row(inside=True))
     names = ["slopes-normal-0", "slopes-normal-0.6"]
     effects.study(names, [1.0], 2, tmp_path)
     # One model serves both correlations, and the first sets come first.
