@@ -22,6 +22,8 @@ Identifiers: TypeAlias = Any
 
 # A boolean would make two persons, and floats are no names.
 _KINDS = "iuUSMO"
+# Missing numbers and dates as texts, by astype(str): all of them would be one person.
+_MISSING = frozenset(("", "nan", "none", "<na>", "nat", "null"))
 
 
 class UnitRows(NamedTuple):
@@ -150,13 +152,15 @@ def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
     if values.dtype.kind not in _KINDS:
         raise TypeError(
             f"{name} has dtype {check.dtype_name(values.dtype)}, which is no identifier: pass "
-            "integers or texts, such as ids.astype(str)."
+            "integers or texts, such as ids.astype('Int64')."
         )
     if is_missing(values).any():
         raise ValueError(
             f"{name} has missing entries: whose rows these are is not known. Leave such rows out "
             "of x and y, or give each its person."
         )
+    if values.dtype.kind in "UO":
+        _refuse_unsure(name, values)
     if values.dtype != object:
         first, codes = np.unique(values, return_index=True, return_inverse=True)[1:]
         numbers = np.empty(len(first), np.int64)
@@ -172,6 +176,21 @@ def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
             f"{name} has entries that are floats, booleans or not hashable, which are no "
             "identifiers: pass integers or texts."
         ) from None
+
+
+def _refuse_unsure(name: str, values: np.ndarray) -> None:
+    """Raises for identifiers that may split a person, or join several."""
+    texts = {value for value in values if isinstance(value, str)}
+    if any(text.strip().lower() in _MISSING for text in texts):
+        raise ValueError(
+            f"{name} has texts such as 'nan' or '', which are missing entries: whose rows these "
+            "are is not known.\nLeave such rows out of x and y, or give each its person."
+        )
+    if texts and any(isinstance(value, int | np.integer) for value in values):
+        raise TypeError(
+            f"{name} has both numbers and texts: a person may have rows under 7 and under '7'. "
+            "Make all of them the same, such as by ids.astype(str)."
+        )
 
 
 def _values(name: str, unit_ids: Identifiers) -> np.ndarray:
