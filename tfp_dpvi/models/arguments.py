@@ -338,8 +338,9 @@ def _persons(
         return None
     if not model.takes_persons:
         raise ValueError(
-            f"unit_ids: {type(model).__name__} protects single rows only, and would take them for "
-            "persons. Use DPVI, or join each person's rows into one record yourself."
+            f"unit_ids: this {type(model).__name__} has a clipped gradient of single rows, and would "
+            "take them for persons.\nUse DPVI, leave out batch_regularizer, or join each person's "
+            "rows into one record yourself."
         )
     if streams:
         raise ValueError(
