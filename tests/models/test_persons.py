@@ -282,7 +282,10 @@ def test_persons_and_rows_do_not_share_a_ledger():
             {"unit_ids": "ids", "max_rows_per_unit": 3, "weight": True},
             "sample_weight with unit_ids",
         ),
-        ({"unit_ids": "ids", "max_rows_per_unit": 3, "stream": True}, "cannot be grouped"),
+        (
+            {"unit_ids": "ids", "max_rows_per_unit": 3, "sampling": "poisson_of_shards"},
+            "cannot be grouped",
+        ),
         (
             {"unit_ids": "ids", "max_rows_per_unit": 3, "public": "rows"},
             "public_unit_ids is missing",
@@ -319,6 +322,21 @@ def test_units_in_validation_data_are_refused():
             validation_is_public=True, verbose=0,
         )  # fmt: skip
     assert model.num_releases == 0
+
+
+@pytest.mark.parametrize("most", [3, 1])
+def test_streamed_persons_are_those_in_memory(most):
+    """Each step gets the same persons with the same rows, and padding counts for nothing."""
+    x, y, ids = persons(num=60)
+    settings = {"unit_ids": ids, "max_rows_per_unit": most, "batch_size": 8, "verbose": 0}
+    weights = []
+    for stream in (False, True):
+        model = compiled(logistic, sgd(), clipping="flat", seed=5)
+        model.fit(x, y, stream=stream, **settings)
+        assert model.privacy_report().num_records == 60
+        weights.append([variable.numpy() for variable in model.trainable_variables])
+    for resident, streamed in zip(*weights, strict=True):
+        np.testing.assert_allclose(resident, streamed, rtol=1e-5, atol=1e-7)
 
 
 def test_datasets_and_whole_records_are_refused():

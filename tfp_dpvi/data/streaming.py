@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
 import logging
@@ -22,6 +23,7 @@ from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, keras, mapped_file, tf
 from tfp_dpvi.data.files import mapped_hdf5
 from tfp_dpvi.data.records import Calls, Key, Records, check_weights, common_length
+from tfp_dpvi.data.units import Units
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 _LOG = logging.getLogger("tfp_dpvi")
@@ -255,6 +257,47 @@ class RecordSource:
         return filled
 
 
+class PersonSource:
+    """The persons of a `RecordSource`: of a person's rows only those that are used are read.
+
+    Args:
+      rows: The rows.
+      units: Which rows are whose.
+    """
+
+    def __init__(self, rows: RecordSource, units: Units) -> None:
+        self.num = len(units.places)
+        self._rows = rows
+        self._units = units
+
+    @property
+    def probe(self) -> Records:
+        """Returns one person of zeros."""
+        return self._records(np.zeros([0], np.int64), 1)
+
+    def advise(self, indices: np.ndarray) -> None:
+        """See `RecordSource.advise`."""
+        self._rows.advise(np.unique(self._units.places[indices]))
+
+    def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
+        """See `RecordSource.take`, for persons."""
+        persons = self._records(indices, rows)
+        parts = {"x": persons.x, "y": persons.y}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _records(self, indices: np.ndarray, rows: int) -> Records:
+        wanted, at = np.unique(self._units.places[indices], return_inverse=True)
+        # One row more, of zeros, for padding.
+        read = self._rows.take(wanted, len(wanted) + 1)
+        shape = rows, self._units.person.max_rows
+        places = np.full(shape, len(wanted))
+        places[: len(indices)] = at.reshape([-1, shape[1]])
+        mask = np.zeros(shape, bool)
+        mask[: len(indices)] = self._units.mask[indices]
+        units = dataclasses.replace(self._units, places=places, mask=mask)
+        return Records(read["x"], read.get("y"), None, len(wanted) + 1).by_person(units)
+
+
 def _bytes_of_files() -> int:
     """Returns how much of mapped files counts as this process's memory; 0 where nothing says it."""
     try:
@@ -342,7 +385,7 @@ class StreamedData:
 
     def __init__(
         self,
-        source: RecordSource,
+        source: RecordSource | PersonSource,
         draws: Sampler,
         num_records: int,
         batch_size: float,
