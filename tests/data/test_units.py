@@ -149,6 +149,19 @@ def test_records_of_one_row_each_stay_as_they_are():
     assert several.x.mask.tolist() == [[True, True], [True, True], [True, False]]
 
 
+def test_places_that_no_person_fills_are_not_computed():
+    """Memory and time of a step are those of the longest person, not of a far larger m."""
+    records = make_records(
+        np.arange(12.0).reshape([6, 2]), np.arange(6.0), None, dtype=np.dtype("f4"), validate=True
+    )
+    whole = records.by_person(make_units(IDENTIFIERS["integers"], 6, 50, "first"))
+    tensors = whole.tensors()
+    assert tensors["x"].rows.shape == (3, 3, 2)
+    assert tensors["x"].mask.numpy().sum(axis=1).tolist() == [3, 2, 1]
+    assert tensors["y"].numpy()[0].tolist() == [0.0, 2.0, 3.0]
+    assert whole.x.mask.shape == (3, 50)
+
+
 @needs_polars
 def test_a_missing_identifier_of_polars():
     with pytest.raises(ValueError, match="missing"):

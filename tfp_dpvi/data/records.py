@@ -12,7 +12,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data import frames
-from tfp_dpvi.data.units import Units
+from tfp_dpvi.data.units import UnitRows, Units
 from tfp_dpvi.privacy import PersonUnit
 from tfp_dpvi.sampling import Sampler
 
@@ -113,9 +113,13 @@ class Records:
     def tensors(self) -> dict[str, tf.Tensor]:
         """Returns tensors under the keys "x", "y" and "sample_weight".
 
-        A missing part has no key.
+        A missing part has no key. Persons have as many places as the longest one has rows.
         """
-        parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
+        x, y = self.x, self.y
+        if self.units is not None and isinstance(x, UnitRows):
+            longest = x.longest
+            x, y = x.first(longest), None if y is None else y[:, :longest]
+        parts = {"x": x, "y": y, "sample_weight": self.sample_weight}
         present = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, present)
 

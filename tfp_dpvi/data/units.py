@@ -45,6 +45,19 @@ class UnitRows(NamedTuple):
     rows: Structure
     mask: Any
 
+    @property
+    def longest(self) -> int:
+        """The largest number of rows that a person has, of those in arrays."""
+        return int(max(np.flatnonzero(np.asarray(self.mask).any(axis=0)), default=0)) + 1
+
+    def first(self, num: int) -> UnitRows:
+        """Returns the first places of each person.
+
+        Args:
+          num: Their number.
+        """
+        return tf.nest.map_structure(lambda part: part[:, :num], self)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Units:
