@@ -162,6 +162,48 @@ def test_places_that_no_person_fills_are_not_computed():
     assert whole.x.mask.shape == (3, 50)
 
 
+def visits(num=40, most=4, seed=0):
+    """Outcomes of visits in no order of persons, the outcome before, and an input."""
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(np.repeat(np.arange(num), most))
+    y = rng.poisson(2.0, len(ids)).astype(float)
+    before = np.zeros(len(ids))
+    for each in range(num):
+        own = np.flatnonzero(ids == each)
+        before[own[1:]] = y[own[:-1]]
+    return ids, y, before, rng.normal(size=len(ids))
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize(
+    "change", [np.array, lambda before: (before - 1.7) / 3.1, lambda before: -np.log1p(before)]
+)
+def test_an_outcome_of_another_row_among_the_inputs_is_refused(change, newest_first):
+    """Twins are drawn given x, which would hold their person's outcomes; by each name x may have."""
+    ids, y, before, x = (part[:: -1 if newest_first else 1] for part in visits())
+    lag = change(before)
+    for inputs, name in (
+        (np.stack([x, lag], axis=1), r"x\[:, 1\]"),
+        ({"a": x, "lag": lag}, r"x\['lag'\]"),
+    ):
+        records = make_records(inputs, y, None, dtype=np.dtype("float32"), validate=True)
+        for most in (1, 4):
+            with pytest.raises(ValueError, match=f"^{name} is the outcome") as error:
+                records.refuse_earlier_outcomes(make_units(ids, len(y), most))
+            assert len(str(error.value).splitlines()) <= 2
+
+
+def test_inputs_that_are_like_outcomes_are_taken():
+    """A lagged input, the outcome of another person, and an outcome with noise are no earlier outcome."""
+    ids, y, before, x = visits()
+    noisy = before + 0.2 * x
+    for other in (x, np.roll(y, 1), noisy, np.zeros(len(y)), (x > 0).astype(float)):
+        records = make_records(
+            {"a": other}, y, None, dtype=np.dtype("float32"), validate=True
+        )
+        records.refuse_earlier_outcomes(make_units(ids, len(y), 4))
+
+
 @needs_polars
 def test_a_missing_identifier_of_polars():
     with pytest.raises(ValueError, match="missing"):

@@ -366,9 +366,25 @@ def test_a_pilot_of_rows_is_refused():
     assert model.num_releases == 0
 
 
+def test_a_lagged_outcome_is_refused_where_twins_are_drawn():
+    """Nothing is spent; a likelihood without twins takes it, for which it is right."""
+    rng = np.random.default_rng(0)
+    ids = np.repeat(np.arange(40), 3)
+    y = (rng.random(120) < 0.5).astype("float32")
+    x = np.stack([np.where(np.arange(120) % 3, np.roll(y, 1), 0.0), rng.normal(size=120)], axis=1)
+    settings = {"unit_ids": ids, "max_rows_per_unit": 3, "verbose": 0}
+    for model in (compiled(logistic), compiled(logistic, sgd())):
+        with pytest.raises(ValueError, match=r"x\[:, 0\] is the outcome of the person's row"):
+            model.fit(x, y, **settings)
+        assert model.num_releases == 0
+    model = compiled(logistic, sgd(), clipping="flat")
+    model.fit(x, y, **settings)
+    assert model.num_releases > 0
+
+
 @pytest.mark.slow
 def test_a_column_of_the_outcome_before_is_warned_of():
-    """Twins keep the column, which says something of the record's own latent: never in silence."""
+    """Where it is not found: twins keep it, which says something of the record's own latent."""
     generator = np.random.default_rng(0)
     num, most = 5000, 6
     latent, before = 0.8 * generator.normal(size=num), np.zeros(num)
@@ -384,7 +400,8 @@ def test_a_column_of_the_outcome_before_is_warned_of():
     ids = np.repeat(np.arange(num), most)
     rows, public = x.reshape(-1, 2), {"public_inputs": x[:1000].reshape(-1, 2)}
     public["public_unit_ids"] = ids[: 1000 * most]
-    model.fit(rows, y.ravel(), unit_ids=ids, max_rows_per_unit=most, verbose=0, **public)
+    persons = {"unit_ids": ids, "max_rows_per_unit": most, "validate": False}
+    model.fit(rows, y.ravel(), verbose=0, **persons, **public)
     assert model.posterior_summary().checks.warnings
 
 

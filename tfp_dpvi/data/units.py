@@ -74,11 +74,13 @@ class Units:
       places: The numbers of a person's rows, int64 of shape [n, m], in increasing order.
       mask: False where a place is filled up, bool of shape [n, m].
       person: What is public of it.
+      before: The number of the same person's row before each row, -1 for none, int64 of shape [N].
     """
 
     places: np.ndarray
     mask: np.ndarray
     person: PersonUnit
+    before: np.ndarray = dataclasses.field(repr=False)
 
     def group_inputs(self, x: Structure) -> Structure:
         """Returns inputs of persons: with one row each as they are, otherwise a `UnitRows`.
@@ -136,6 +138,9 @@ def make_units(
     max_rows = check.count("max_rows_per_unit", max_rows, 1)
     person = PersonUnit(max_rows, check.one_of("rows_beyond", rows_beyond, ("random", "first")))
     codes = _codes(name, unit_ids, num_rows)
+    turn = np.argsort(codes, kind="stable")
+    before = np.full(num_rows, -1)
+    before[turn[1:]] = np.where(codes[turn[1:]] == codes[turn[:-1]], turn[:-1], -1)
     priority = np.arange(num_rows, dtype=np.float64)
     if rows_beyond == "random":
         # One number for each row, so that no person's choice depends on another's.
@@ -151,7 +156,7 @@ def make_units(
     start = np.cumsum(counts) - counts
     mask = np.arange(max_rows) < counts[:, None]
     places = kept[np.where(mask, start[:, None] + np.arange(max_rows), start[:, None])]
-    return Units(places, mask, person)
+    return Units(places, mask, person, before)
 
 
 def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:

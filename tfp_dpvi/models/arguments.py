@@ -252,7 +252,10 @@ def make_data(
         stored = PersonSource(source, persons(source.num))
         records = stored.probe
     else:
-        records = rows.by_person(persons(rows.num))
+        units = persons(rows.num)
+        if validate and model.simulates_outcomes:
+            rows.refuse_earlier_outcomes(units)
+        records = rows.by_person(units)
     available = stored.num if stored else records.num
     _prepare(model, rows, records)
     place, total = workers.shards(available) if in_shards else ((0, 1), available)

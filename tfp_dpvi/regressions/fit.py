@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import Schema
+from tfp_dpvi.data import Schema, make_records, make_units
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.records import check_max_weight, refuse_weights
 from tfp_dpvi.data.schema import Described
@@ -179,6 +179,10 @@ def regression(
         raise ValueError("data has no rows: pass at least one record.")
     rows = design.rows(data)
     checked = _checked(design, checks, check_columns, data)
+    if persons and design.labels:
+        named = dict(zip(design.labels, rows.common.T, strict=True))
+        made = make_records(named, y, None, dtype=np.dtype(np.float64), validate=False)
+        made.refuse_earlier_outcomes(make_units(persons["unit_ids"], made.num, 1))
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
     records = Records(data, ledger, persons.get("unit_ids"))
