@@ -175,13 +175,13 @@ def clipped_by_row():
 @contextlib.contextmanager
 def in_two_units():
     """Every other row of a person goes to a second unit."""
-    genuine = units.make_units.__globals__["_codes"]
+    genuine = units.person_numbers
 
-    def split(name, unit_ids, num_rows):
-        codes = genuine(name, unit_ids, num_rows)
+    def split(unit_ids, num_rows, name="unit_ids"):
+        codes = genuine(unit_ids, num_rows, name)
         return np.unique(2 * codes + np.arange(num_rows) % 2, return_inverse=True)[1]
 
-    with mock.patch.dict(units.make_units.__globals__, {"_codes": split}):
+    with mock.patch.object(units, "person_numbers", split):
         yield
 
 
@@ -190,6 +190,39 @@ def test_a_planted_fault_is_found(fault):
     with fault():
         result = replay()
     assert not result.holds, result
+
+
+def attacked(**settings):
+    x, _, ids = persons()
+    model = Linear()
+    model.compile(sgd(), epsilon=1.0, delta=1e-5, **settings)
+    persons_of = {"unit_ids": ids.astype(str), "max_rows_per_unit": 3}
+    return audit.lower_bound(model, x, seed=1, num_runs=3000, **persons_of)
+
+
+def test_an_attack_on_persons():
+    """Canaries are persons with all rows they may have: below epsilon, and above it by a fault."""
+    honest = attacked()
+    assert honest.reach == pytest.approx(1.0, abs=1e-3)
+    assert 0.5 < honest.epsilon < honest.claimed, honest
+    with in_two_units():
+        result = attacked()
+    assert result.contradicted, result
+    assert result.reach > 1.5
+
+
+@pytest.mark.slow
+def test_an_attack_on_replaced_persons():
+    result = attacked(neighboring_relation="replace_one")
+    assert 0.5 < result.epsilon < result.claimed, result
+
+
+@pytest.mark.slow
+def test_an_attack_on_a_calibrated_fit_that_clips_rows():
+    x, y, ids = persons()
+    settings = {"unit_ids": ids, "max_rows_per_unit": 3, "seed": 1, "num_runs": 3000}
+    with clipped_by_row():
+        assert audit.lower_bound(compiled(logistic), x, y, **settings).contradicted
 
 
 def test_a_bad_row_takes_its_person_out():

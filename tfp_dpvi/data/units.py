@@ -137,7 +137,7 @@ def make_units(
         )
     max_rows = check.count("max_rows_per_unit", max_rows, 1)
     person = PersonUnit(max_rows, check.one_of("rows_beyond", rows_beyond, ("random", "first")))
-    codes = _codes(name, unit_ids, num_rows)
+    codes = person_numbers(unit_ids, num_rows, name)
     turn = np.argsort(codes, kind="stable")
     before = np.full(num_rows, -1)
     before[turn[1:]] = np.where(codes[turn[1:]] == codes[turn[:-1]], turn[:-1], -1)
@@ -159,8 +159,19 @@ def make_units(
     return Units(places, mask, person, before)
 
 
-def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
-    """Returns numbers of persons, int64 of shape [n], in the order of their first rows."""
+def person_numbers(
+    unit_ids: Identifiers, num_rows: int, name: str = "unit_ids"
+) -> np.ndarray:
+    """Returns the person of each row as a number from 0 on, int64, in the order of first rows.
+
+    Args:
+      unit_ids: As of `make_units`.
+      num_rows: The number of rows.
+      name: The argument, for messages.
+
+    Raises:
+      ValueError, TypeError: As `make_units`.
+    """
     values = _values(name, unit_ids)
     if values.shape != (num_rows,):
         raise ValueError(
