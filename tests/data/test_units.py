@@ -198,9 +198,7 @@ def test_inputs_that_are_like_outcomes_are_taken():
     ids, y, before, x = visits()
     noisy = before + 0.2 * x
     for other in (x, np.roll(y, 1), noisy, np.zeros(len(y)), (x > 0).astype(float)):
-        records = make_records(
-            {"a": other}, y, None, dtype=np.dtype("float32"), validate=True
-        )
+        records = make_records({"a": other}, y, None, dtype=np.dtype("float32"), validate=True)
         records.refuse_earlier_outcomes(make_units(ids, len(y), 4))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.audit.observed import ObservedStep
+from tfp_dpvi.audit.observed import ObservedStep, Setting
 from tfp_dpvi.data import make_records
 from tfp_dpvi.models import DPModel
 
@@ -193,7 +193,7 @@ def as_persons(rows: Rows, most: int | None) -> Rows:
 
 
 def contributions(
-    model: DPModel, rows: Rows, key: np.ndarray, *, num_records: int, **settings: Any
+    model: DPModel, rows: Rows, key: np.ndarray, *, num_records: int, **settings: Setting
 ) -> Contributions:
     """Measures what each record adds to the sums of a step by itself, over a few steps.
 

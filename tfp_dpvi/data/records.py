@@ -112,7 +112,7 @@ class Records:
         """
         if self.y is None or tf.nest.is_nested(self.y):
             return
-        outcomes = self.y.reshape([self.num, -1])
+        outcomes = np.asarray(self.y).reshape([self.num, -1])
         for name, part in _named("x", self.x):
             if part.dtype.kind not in "biuf":
                 continue
@@ -162,7 +162,8 @@ class Records:
         x, y = self.x, self.y
         if self.units is not None and isinstance(x, UnitRows):
             longest = x.longest
-            x, y = x.first(longest), None if y is None else y[:, :longest]
+            x = x.first(longest)
+            y = tf.nest.map_structure(lambda part: part[:, :longest], y)
         parts = {"x": x, "y": y, "sample_weight": self.sample_weight}
         present = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, present)

@@ -279,11 +279,10 @@ class PersonSource:
         """See `RecordSource.advise`."""
         self._rows.advise(np.unique(self._units.places[indices]))
 
-    def take(self, indices: np.ndarray, rows: int) -> dict[str, np.ndarray]:
+    def take(self, indices: np.ndarray, rows: int) -> dict[str, Structure]:
         """See `RecordSource.take`, for persons."""
         persons = self._records(indices, rows)
-        parts = {"x": persons.x, "y": persons.y}
-        return {name: part for name, part in parts.items() if part is not None}
+        return {"x": persons.x} | ({} if persons.y is None else {"y": persons.y})
 
     def _records(self, indices: np.ndarray, rows: int) -> Records:
         wanted, at = np.unique(self._units.places[indices], return_inverse=True)
@@ -423,7 +422,7 @@ class StreamedData:
         ahead = iter(range(first, first + steps))
         drawn: collections.deque[tuple[np.ndarray, int]] = collections.deque()
 
-        def read() -> tuple[int, dict[str, np.ndarray]]:
+        def read() -> tuple[int, dict[str, Structure]]:
             for step in itertools.islice(ahead, _AHEAD - len(drawn)):
                 drawn.append(self._draw(key, step, compiled))
                 self._source.advise(drawn[-1][0])
@@ -478,10 +477,10 @@ class StreamedData:
                 return pieces[masks], number
             batches = number
 
-    def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
+    def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, Structure]]:
         # Padding follows the records in every physical batch, so that the records can be
         # concatenated.
         rows = max(self._rows, batches * self._size)
-        arrays = self._source.take(indices, rows)
+        arrays: dict[str, Structure] = {**self._source.take(indices, rows)}
         arrays["mask"] = np.arange(rows) < len(indices)
         return rows, arrays

@@ -159,9 +159,7 @@ def make_units(
     return Units(places, mask, person, before)
 
 
-def person_numbers(
-    unit_ids: Identifiers, num_rows: int, name: str = "unit_ids"
-) -> np.ndarray:
+def person_numbers(unit_ids: Identifiers, num_rows: int, name: str = "unit_ids") -> np.ndarray:
     """Returns the person of each row as a number from 0 on, int64, in the order of first rows.
 
     Args:

@@ -249,12 +249,13 @@ class Lookup(Contribution):
     def by_groups(self, groups: Groups) -> Contribution:
         """See `Contribution`: one table for each group, unless it has few pairs of positions."""
         size, group = self.shape[0], groups.group[:, None]
-        if (groups.size * (self.ids.shape[1] or size)) ** 2 <= size:
-            ids = tf.cast(groups.positions(self.ids[:, :, None])[:, :, 0], tf.int32)
-            return Lookup(self.shape, ids, groups.positions(self.values))
         ids = tf.cast(self.ids, tf.int32)
         # An id out of range, which GPUs read as zeros, must not hit another group's row.
         known = (group < groups.num) & (ids >= 0) & (ids < size)
+        if (groups.size * (self.ids.shape[1] or size)) ** 2 <= size:
+            ids = groups.positions(tf.where(known, ids, 0)[:, :, None])[:, :, 0]
+            values = tf.where(known[:, :, None], self.values, tf.zeros([], self.values.dtype))
+            return Lookup(self.shape, ids, groups.positions(values))
         places = tf.reshape(tf.where(known, group * size + ids, -1), [-1])
         values = tf.reshape(self.values, [-1, self.values.shape[2]])
         tables = tf.math.unsorted_segment_sum(values, places, groups.num * size)

@@ -246,16 +246,9 @@ def make_data(
         lambda: _records(model, source, x, y, sample_weight, max_weight, validate)
     )
     stored: RecordSource | PersonSource | None = source
-    if persons is None:
-        records = rows
-    elif source is not None:
-        stored = PersonSource(source, persons(source.num))
-        records = stored.probe
-    else:
-        units = persons(rows.num)
-        if validate and model.simulates_outcomes:
-            rows.refuse_earlier_outcomes(units)
-        records = rows.by_person(units)
+    records = rows
+    if persons is not None:
+        stored, records = _by_person(model, source, rows, persons, validate)
     available = stored.num if stored else records.num
     _prepare(model, rows, records)
     place, total = workers.shards(available) if in_shards else ((0, 1), available)
@@ -348,9 +341,9 @@ def _persons(
         return None
     if not model.takes_persons:
         raise ValueError(
-            f"unit_ids: this {type(model).__name__} has a clipped gradient of single rows, and would "
-            "take them for persons.\nUse DPVI, leave out batch_regularizer, or join each person's "
-            "rows into one record yourself."
+            f"unit_ids: this {type(model).__name__} has a clipped gradient of single rows, and "
+            "would take them for persons.\nUse DPVI, leave out batch_regularizer, or join each "
+            "person's rows into one record yourself."
         )
     if apart:
         raise ValueError(
@@ -358,6 +351,23 @@ def _persons(
             "grouped by person; pass arrays, or a stream without weights."
         )
     return lambda num: make_units(unit_ids, num, max_rows, rows_beyond, seed=seed)
+
+
+def _by_person(
+    model: Hooks,
+    source: RecordSource | None,
+    rows: Records,
+    persons: Callable[[int], Units],
+    validate: bool,
+) -> tuple[PersonSource | None, Records]:
+    """Returns the source of persons, if rows have one, and their records."""
+    if source is not None:
+        stored = PersonSource(source, persons(source.num))
+        return stored, stored.probe
+    units = persons(rows.num)
+    if validate and getattr(model, "simulates_outcomes", False):
+        rows.refuse_earlier_outcomes(units)
+    return None, rows.by_person(units)
 
 
 @contextlib.contextmanager

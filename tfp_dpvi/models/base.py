@@ -316,11 +316,6 @@ class DPModel(Model):
         """See `Hooks.takes_persons`: unless a subclass has another clipped gradient."""
         return type(self).clipped_gradient is DPModel.clipped_gradient
 
-    @property
-    def simulates_outcomes(self) -> bool:
-        """See `Hooks.simulates_outcomes`."""
-        return False
-
     def export_functions(self, inputs: dict[str, tf.TensorSpec]) -> list[ExportedFunction]:
         """See `Hooks.export_functions`."""
         return [

@@ -601,7 +601,7 @@ class DPVI(base.DPModel):
 
     @property
     def simulates_outcomes(self) -> bool:
-        """See `Hooks.simulates_outcomes`."""
+        """True if a step draws outcomes of a record given its x, as twins are."""
         return self._scores or self.clipping == "paired"
 
     @property

@@ -63,10 +63,6 @@ class Hooks(Protocol):
     def takes_persons(self) -> bool:
         """True if a record may be a person with several rows: an x that is a `UnitRows`."""
 
-    @property
-    def simulates_outcomes(self) -> bool:
-        """True if a step draws outcomes of a record given its x, as twins are."""
-
     # ------------------------------------------------------------------ before a fit
 
     def prepare(self, records: Records) -> None:
