@@ -163,7 +163,8 @@ class Records:
         if self.units is not None and isinstance(x, UnitRows):
             longest = x.longest
             x = x.first(longest)
-            y = tf.nest.map_structure(lambda part: part[:, :longest], y)
+            if y is not None:
+                y = tf.nest.map_structure(lambda part: part[:, :longest], y)
         parts = {"x": x, "y": y, "sample_weight": self.sample_weight}
         present = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, present)
