@@ -445,6 +445,26 @@ def test_a_shared_latent_needs_persons():
         compiled(linear_intercept).fit(x, y, verbose=0)
 
 
+def test_a_latent_of_each_row_is_no_latent_of_the_person(caplog):
+    """With unit_ids a record is a person: who takes quadrature for the person's is told."""
+
+    def of_rows(params, x):
+        score = tf.linalg.matvec(x, params["w"])
+        return dpvi.local.quadrature(
+            lambda z: tfd.Bernoulli(logits=score[:, None] + params["sd"] * z, dtype=tf.float32)
+        )
+
+    x, y, ids = persons()
+    parts = {"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "sd": tfd.HalfNormal(1.0)}
+    for likelihood, is_told in ((of_rows, True), (logistic_intercept, False)):
+        caplog.clear()
+        model = dpvi.DPVI(tfd.JointDistributionNamed(parts), likelihood, clipping="flat")
+        model.compile(sgd(), epsilon=1.0, delta=1e-5)
+        with caplog.at_level(logging.WARNING):
+            model.make_data(x, y, unit_ids=ids, max_rows_per_unit=3)
+        assert ("is one of each row" in caplog.text) == is_told
+
+
 # ---------------------------------------------------------------------- one row a person
 
 
