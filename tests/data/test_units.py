@@ -34,7 +34,6 @@ def rows_by_person(unit_ids, units):
 IDENTIFIERS = {
     "integers": [7, 3, 7, 7, 9, 3],
     "texts": ["7", "3", "7", "7", "9", "3"],
-    "mixed": [7, "7", 7, 7, None.__class__, "7"],
     "bytes": [b"7", b"3", b"7", b"7", b"9", b"3"],
     "tuples": [(1, 2), (1, 3), (1, 2), (1, 2), (2, 2), (1, 3)],
     "uuids": [uuid.UUID(int=each) for each in (7, 3, 7, 7, 9, 3)],
@@ -44,7 +43,7 @@ IDENTIFIERS = {
 
 @pytest.mark.parametrize("kind", IDENTIFIERS)
 def test_rows_of_a_person_are_found_wherever_they_are(kind):
-    """Any hashable value; the number 7 and the text "7" are two persons."""
+    """Any hashable value."""
     ids = IDENTIFIERS[kind]
     units = make_units(ids, 6, 3)
     assert rows_by_person(ids, units) == {ids[0]: [0, 2, 3], ids[1]: [1, 5], ids[4]: [4]}
@@ -111,6 +110,10 @@ def test_a_persons_rows_are_chosen_apart_from_others():
         (pandas.Series(["a", None, "b"]), "missing"),
         (pandas.Series([1, None, 2], dtype="Int64"), "missing"),
         (np.array(["2000-01-01", "NaT", "2001-01-01"], "datetime64[D]"), "missing"),
+        # A float column with gaps after astype(str), and a file that pandas read in pieces.
+        (pandas.Series([1.0, np.nan, 2.0]).astype(str), "missing"),
+        (["a", " None", "b"], "missing"),
+        ([7, "7", 8], "both numbers and texts"),
         ([1, 2], "one identifier for each of the 3 rows"),
         (np.ones([3, 1], int), "one identifier for each of the 3 rows"),
         ([[1], [2], [3]], "not hashable"),
@@ -144,6 +147,59 @@ def test_records_of_one_row_each_stay_as_they_are():
     assert several.x.rows.shape == (3, 2, 2)
     assert several.y.tolist() == [[0.0, 2.0], [1.0, 5.0], [4.0, 4.0]]
     assert several.x.mask.tolist() == [[True, True], [True, True], [True, False]]
+
+
+def test_places_that_no_person_fills_are_not_computed():
+    """Memory and time of a step are those of the longest person, not of a far larger m."""
+    records = make_records(
+        np.arange(12.0).reshape([6, 2]), np.arange(6.0), None, dtype=np.dtype("f4"), validate=True
+    )
+    whole = records.by_person(make_units(IDENTIFIERS["integers"], 6, 50, "first"))
+    tensors = whole.tensors()
+    assert tensors["x"].rows.shape == (3, 3, 2)
+    assert tensors["x"].mask.numpy().sum(axis=1).tolist() == [3, 2, 1]
+    assert tensors["y"].numpy()[0].tolist() == [0.0, 2.0, 3.0]
+    assert whole.x.mask.shape == (3, 50)
+
+
+def visits(num=40, most=4, seed=0):
+    """Outcomes of visits in no order of persons, the outcome before, and an input."""
+    rng = np.random.default_rng(seed)
+    ids = rng.permutation(np.repeat(np.arange(num), most))
+    y = rng.poisson(2.0, len(ids)).astype(float)
+    before = np.zeros(len(ids))
+    for each in range(num):
+        own = np.flatnonzero(ids == each)
+        before[own[1:]] = y[own[:-1]]
+    return ids, y, before, rng.normal(size=len(ids))
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+@pytest.mark.parametrize(
+    "change", [np.array, lambda before: (before - 1.7) / 3.1, lambda before: -np.log1p(before)]
+)
+def test_an_outcome_of_another_row_among_the_inputs_is_refused(change, newest_first):
+    """Twins are drawn given x, which would hold their person's outcomes; by each name x may have."""
+    ids, y, before, x = (part[:: -1 if newest_first else 1] for part in visits())
+    lag = change(before)
+    for inputs, name in (
+        (np.stack([x, lag], axis=1), r"x\[:, 1\]"),
+        ({"a": x, "lag": lag}, r"x\['lag'\]"),
+    ):
+        records = make_records(inputs, y, None, dtype=np.dtype("float32"), validate=True)
+        for most in (1, 4):
+            with pytest.raises(ValueError, match=f"^{name} is the outcome") as error:
+                records.refuse_earlier_outcomes(make_units(ids, len(y), most))
+            assert len(str(error.value).splitlines()) <= 2
+
+
+def test_inputs_that_are_like_outcomes_are_taken():
+    """A lagged input, the outcome of another person, and an outcome with noise are no earlier outcome."""
+    ids, y, before, x = visits()
+    noisy = before + 0.2 * x
+    for other in (x, np.roll(y, 1), noisy, np.zeros(len(y)), (x > 0).astype(float)):
+        records = make_records({"a": other}, y, None, dtype=np.dtype("float32"), validate=True)
+        records.refuse_earlier_outcomes(make_units(ids, len(y), 4))
 
 
 @needs_polars

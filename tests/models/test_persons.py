@@ -175,13 +175,13 @@ def clipped_by_row():
 @contextlib.contextmanager
 def in_two_units():
     """Every other row of a person goes to a second unit."""
-    genuine = units.make_units.__globals__["_codes"]
+    genuine = units.person_numbers
 
-    def split(name, unit_ids, num_rows):
-        codes = genuine(name, unit_ids, num_rows)
+    def split(unit_ids, num_rows, name="unit_ids"):
+        codes = genuine(unit_ids, num_rows, name)
         return np.unique(2 * codes + np.arange(num_rows) % 2, return_inverse=True)[1]
 
-    with mock.patch.dict(units.make_units.__globals__, {"_codes": split}):
+    with mock.patch.object(units, "person_numbers", split):
         yield
 
 
@@ -190,6 +190,39 @@ def test_a_planted_fault_is_found(fault):
     with fault():
         result = replay()
     assert not result.holds, result
+
+
+def attacked(**settings):
+    x, _, ids = persons()
+    model = Linear()
+    model.compile(sgd(), epsilon=1.0, delta=1e-5, **settings)
+    persons_of = {"unit_ids": ids.astype(str), "max_rows_per_unit": 3}
+    return audit.lower_bound(model, x, seed=1, num_runs=3000, **persons_of)
+
+
+def test_an_attack_on_persons():
+    """Canaries are persons with all rows they may have: below epsilon, and above it by a fault."""
+    honest = attacked()
+    assert honest.reach == pytest.approx(1.0, abs=1e-3)
+    assert 0.5 < honest.epsilon < honest.claimed, honest
+    with in_two_units():
+        result = attacked()
+    assert result.contradicted, result
+    assert result.reach > 1.5
+
+
+@pytest.mark.slow
+def test_an_attack_on_replaced_persons():
+    result = attacked(neighboring_relation="replace_one")
+    assert 0.5 < result.epsilon < result.claimed, result
+
+
+@pytest.mark.slow
+def test_an_attack_on_a_calibrated_fit_that_clips_rows():
+    x, y, ids = persons()
+    settings = {"unit_ids": ids, "max_rows_per_unit": 3, "seed": 1, "num_runs": 3000}
+    with clipped_by_row():
+        assert audit.lower_bound(compiled(logistic), x, y, **settings).contradicted
 
 
 def test_a_bad_row_takes_its_person_out():
@@ -282,7 +315,10 @@ def test_persons_and_rows_do_not_share_a_ledger():
             {"unit_ids": "ids", "max_rows_per_unit": 3, "weight": True},
             "sample_weight with unit_ids",
         ),
-        ({"unit_ids": "ids", "max_rows_per_unit": 3, "stream": True}, "cannot be grouped"),
+        (
+            {"unit_ids": "ids", "max_rows_per_unit": 3, "sampling": "poisson_of_shards"},
+            "cannot be grouped",
+        ),
         (
             {"unit_ids": "ids", "max_rows_per_unit": 3, "public": "rows"},
             "public_unit_ids is missing",
@@ -321,7 +357,22 @@ def test_units_in_validation_data_are_refused():
     assert model.num_releases == 0
 
 
-def test_datasets_whole_records_and_other_models_are_refused():
+@pytest.mark.parametrize("most", [3, 1])
+def test_streamed_persons_are_those_in_memory(most):
+    """Each step gets the same persons with the same rows, and padding counts for nothing."""
+    x, y, ids = persons(num=60)
+    settings = {"unit_ids": ids, "max_rows_per_unit": most, "batch_size": 8, "verbose": 0}
+    weights = []
+    for stream in (False, True):
+        model = compiled(logistic, sgd(), clipping="flat", seed=5)
+        model.fit(x, y, stream=stream, **settings)
+        assert model.privacy_report().num_records == 60
+        weights.append([variable.numpy() for variable in model.trainable_variables])
+    for resident, streamed in zip(*weights, strict=True):
+        np.testing.assert_allclose(resident, streamed, rtol=1e-5, atol=1e-7)
+
+
+def test_datasets_and_whole_records_are_refused():
     """No engine takes rows for persons in silence."""
     x, y, ids = persons()
     settings = {"unit_ids": ids, "max_rows_per_unit": 3, "verbose": 0}
@@ -336,12 +387,6 @@ def test_datasets_whole_records_and_other_models_are_refused():
     with pytest.raises(ValueError, match="whole records"):
         whole.fit(x, **settings)
 
-    layers = dpvi.keras.Sequential([dpvi.keras.layers.Dense(1, input_shape=[2])])
-    network = dpvi.DPKerasModel(layers)
-    network.compile(sgd(), loss="mse", epsilon=1.0, delta=1e-5)
-    with pytest.raises(ValueError, match="DPKerasModel protects single rows only"):
-        network.fit(x, y, **settings)
-
 
 @pytest.mark.slow
 def test_a_pilot_of_rows_is_refused():
@@ -354,9 +399,25 @@ def test_a_pilot_of_rows_is_refused():
     assert model.num_releases == 0
 
 
+def test_a_lagged_outcome_is_refused_where_twins_are_drawn():
+    """Nothing is spent; a likelihood without twins takes it, for which it is right."""
+    rng = np.random.default_rng(0)
+    ids = np.repeat(np.arange(40), 3)
+    y = (rng.random(120) < 0.5).astype("float32")
+    x = np.stack([np.where(np.arange(120) % 3, np.roll(y, 1), 0.0), rng.normal(size=120)], axis=1)
+    settings = {"unit_ids": ids, "max_rows_per_unit": 3, "verbose": 0}
+    for model in (compiled(logistic), compiled(logistic, sgd())):
+        with pytest.raises(ValueError, match=r"x\[:, 0\] is the outcome of the person's row"):
+            model.fit(x, y, **settings)
+        assert model.num_releases == 0
+    model = compiled(logistic, sgd(), clipping="flat")
+    model.fit(x, y, **settings)
+    assert model.num_releases > 0
+
+
 @pytest.mark.slow
 def test_a_column_of_the_outcome_before_is_warned_of():
-    """Twins keep the column, which says something of the record's own latent: never in silence."""
+    """Where it is not found: twins keep it, which says something of the record's own latent."""
     generator = np.random.default_rng(0)
     num, most = 5000, 6
     latent, before = 0.8 * generator.normal(size=num), np.zeros(num)
@@ -372,7 +433,8 @@ def test_a_column_of_the_outcome_before_is_warned_of():
     ids = np.repeat(np.arange(num), most)
     rows, public = x.reshape(-1, 2), {"public_inputs": x[:1000].reshape(-1, 2)}
     public["public_unit_ids"] = ids[: 1000 * most]
-    model.fit(rows, y.ravel(), unit_ids=ids, max_rows_per_unit=most, verbose=0, **public)
+    persons = {"unit_ids": ids, "max_rows_per_unit": most, "validate": False}
+    model.fit(rows, y.ravel(), verbose=0, **persons, **public)
     assert model.posterior_summary().checks.warnings
 
 
@@ -381,6 +443,26 @@ def test_a_shared_latent_needs_persons():
     x, y, _ = persons()
     with pytest.raises(ValueError, match="unit_ids is missing: the likelihood has a latent"):
         compiled(linear_intercept).fit(x, y, verbose=0)
+
+
+def test_a_latent_of_each_row_is_no_latent_of_the_person(caplog):
+    """With unit_ids a record is a person: who takes quadrature for the person's is told."""
+
+    def of_rows(params, x):
+        score = tf.linalg.matvec(x, params["w"])
+        return dpvi.local.quadrature(
+            lambda z: tfd.Bernoulli(logits=score[:, None] + params["sd"] * z, dtype=tf.float32)
+        )
+
+    x, y, ids = persons()
+    parts = {"w": tfd.Sample(tfd.Normal(0.0, 1.0), 2), "sd": tfd.HalfNormal(1.0)}
+    for likelihood, is_told in ((of_rows, True), (logistic_intercept, False)):
+        caplog.clear()
+        model = dpvi.DPVI(tfd.JointDistributionNamed(parts), likelihood, clipping="flat")
+        model.compile(sgd(), epsilon=1.0, delta=1e-5)
+        with caplog.at_level(logging.WARNING):
+            model.make_data(x, y, unit_ids=ids, max_rows_per_unit=3)
+        assert ("is one of each row" in caplog.text) == is_told
 
 
 # ---------------------------------------------------------------------- one row a person

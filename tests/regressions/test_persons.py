@@ -79,6 +79,15 @@ def test_effects_and_scales_of_persons(family):
         assert draws.std() < 0.35 * value, name
 
 
+def test_a_column_of_the_outcome_before_is_named():
+    data = frame("poisson").sort_values("person", kind="stable")
+    data["age"] = data.groupby("person")["y"].shift(fill_value=0) + 20.0
+    ledger = dpvi.PrivacyLedger()
+    with pytest.raises(ValueError, match=r"x\['age'\] is the outcome of the person's row before"):
+        fit("poisson", data, ledger=ledger)
+    assert ledger.num_releases == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
-from tfp_dpvi.audit.observed import ObservedStep
+from tfp_dpvi.audit.observed import ObservedStep, Setting
 from tfp_dpvi.data import make_records
 from tfp_dpvi.models import DPModel
 
@@ -181,37 +181,47 @@ class Contributions:
         return chosen
 
 
+def as_persons(rows: Rows, most: int | None) -> Rows:
+    """Returns persons that each have as many copies of a record as a person may have rows.
+
+    Args:
+      rows: The records.
+      most: The largest number of rows of a person; None where a record is a row.
+    """
+    num = len(tf.nest.flatten(rows)[0])
+    return rows if most is None else select_rows(rows, np.repeat(np.arange(num), most))
+
+
 def contributions(
-    model: DPModel,
-    rows: Rows,
-    key: np.ndarray,
-    *,
-    num_records: int,
-    max_weight: float | None = None,
+    model: DPModel, rows: Rows, key: np.ndarray, *, num_records: int, **settings: Setting
 ) -> Contributions:
     """Measures what each record adds to the sums of a step by itself, over a few steps.
 
     Args:
       model: A compiled model.
-      rows: The records.
+      rows: The records; with `max_rows_per_unit`, each is all rows of a person.
       key: The key of the steps, int64 of shape [2].
       num_records: The number of records N of the plan.
-      max_weight: As in `DPVI.fit`.
+      **settings: `max_weight` and `max_rows_per_unit`, as in `DPVI.fit`.
     """
     num = len(tf.nest.flatten(rows)[0])
+    most = settings.get("max_rows_per_unit")
+    if most is not None:
+        settings["unit_ids"] = np.repeat(np.arange(num), most)
+    whole = as_persons(rows, most)
     step = ObservedStep(
         model,
-        rows["x"],
-        rows.get("y"),
-        rows.get("sample_weight"),
+        whole["x"],
+        whole.get("y"),
+        whole.get("sample_weight"),
         num_steps=None,
         num_records=num_records,
         batch_size=num_records,
-        max_weight=max_weight,
+        **settings,
     )
     means, shares = [], []
     for record in range(num):
-        keep = np.arange(num) == record
+        keep = step.keeping(np.repeat(np.arange(num) == record, most or 1))
         added = np.nan_to_num(step.all_values(key, _STEPS, noise=0.0, keep=keep))
         norms = np.linalg.norm(added, axis=1)
         sampled = norms > 0.5 * np.max(norms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfp_dpvi.audit.bounds import Errors, Guesses
 from tfp_dpvi.audit.canaries import (
     Contributions,
     Rows,
+    as_persons,
     candidates,
     contributions,
     convert_rows,
@@ -24,6 +26,7 @@ from tfp_dpvi.audit.canaries import (
     select_rows,
 )
 from tfp_dpvi.audit.observed import ObservedStep, Setting, num_rows
+from tfp_dpvi.data.units import person_numbers
 from tfp_dpvi.models import DPModel
 from tfp_dpvi.privacy import NeighboringRelation, PrivacyPlan
 from tfp_dpvi.training import new_key
@@ -221,7 +224,8 @@ def lower_bound(
       confidence: The probability with which each of the bounds holds, by itself.
       seed: The seed of the draws; None for fresh ones.
       **settings: Arguments of `model.make_data`: `batch_size`, `num_records`, `sampling`. By
-        default every step takes all records, for which one canary gives the attacker the most.
+        default every step takes all records, for which one canary gives the attacker the most. With
+        `unit_ids` and `max_rows_per_unit` a canary is a person of that many equal rows.
 
     Returns:
       The bounds beside the claim, with a plain-text form and a picture.
@@ -235,17 +239,19 @@ def lower_bound(
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence={confidence!r} must lie between 0 and 1, such as 0.95.")
     num = num_rows(x)
-    if "unit_ids" in settings:
-        raise ValueError(
-            "unit_ids: lower_bound adds canaries of single rows; use audit.replay for persons."
-        )
+    if settings.get("unit_ids") is not None:
+        persons = person_numbers(settings["unit_ids"], num)
+        # The same rows in all runs.
+        settings = {"rows_beyond": "first", **settings, "unit_ids": persons}
+        num = int(persons.max()) + 1
     whole: dict[str, Any] = {"num_records": num, **settings}
     whole = {"batch_size": whole["num_records"], **whole}
     key = new_key(seed)
     rows = rows_of(model, x, y, sample_weight)
     extreme = candidates(rows) if canaries is None else convert_rows(model, "canaries", canaries)
     tf.nest.assert_same_structure(rows, extreme)
-    public = {name: whole[name] for name in ("num_records", "max_weight") if name in whole}
+    names = ("num_records", "max_weight", "max_rows_per_unit")
+    public = {name: whole[name] for name in names if name in whole}
     added = contributions(model, extreme, key, **public)
     if not added.norms.max() > 0.0:
         raise ValueError(
@@ -272,11 +278,17 @@ class _Attack:
 
     def _step(self, canaries: list[int]) -> ObservedStep:
         """Returns the step on the records and these canaries, which come last."""
-        rows = join_rows(self.rows, select_rows(self.added.rows, canaries))
         settings = self.settings
+        num, most = num_rows(self.rows["x"]), settings.get("max_rows_per_unit")
+        rows = join_rows(self.rows, as_persons(select_rows(self.added.rows, canaries), most))
+        if most is not None:
+            others = settings["unit_ids"]
+            num = int(others.max()) + 1
+            new = np.repeat(np.arange(num, num + len(canaries)), most)
+            settings = {**settings, "unit_ids": np.concatenate([others, new])}
         if self._replaces():
             # A canary is among the fixed number of records.
-            num = num_rows(rows["x"])
+            num += len(canaries)
             full = settings["batch_size"] >= settings["num_records"]
             size = num if full else settings["batch_size"]
             settings = {**settings, "num_records": num, "batch_size": size}
@@ -288,6 +300,12 @@ class _Attack:
             num_steps=self.num_steps,
             **settings,
         )
+
+    def _keep(self, step: ObservedStep, present: Sequence[bool] | np.ndarray) -> np.ndarray:
+        """Returns which records take part, given which canaries do."""
+        others = np.ones(num_rows(self.rows["x"]), bool)
+        most = self.settings.get("max_rows_per_unit", 1)
+        return step.keeping(np.concatenate([others, np.repeat(present, most)]))
 
     def _replaces(self) -> bool:
         """Returns whether neighboring data sets differ in the values of a record."""
@@ -309,13 +327,12 @@ class _Attack:
         """
         canary = self.added.strongest()
         step = self._step([canary])
-        last = np.arange(step.num_rows) < step.num_rows - 1
+        last = self._keep(step, [False])
         mean = self.added.shares[canary] * self.added.means[canary]
         without: dict[str, Any] = {"keep": last}
         if self._replaces():
             other = self.added.farthest_from(canary)
-            rows = join_rows(self.rows, select_rows(self.added.rows, [other]))
-            without = {"tensors": tf.nest.map_structure(tf.constant, rows)}
+            without = {"tensors": self._step([other]).tensors}
             mean = mean - self.added.shares[other] * self.added.means[other]
         size = float(np.linalg.norm(mean))
         direction = mean / size
@@ -398,10 +415,8 @@ class _Attack:
             )
         step = self._step(chosen)
         inside = np.random.default_rng(np.abs(self.key)).random(num) < 0.5
-        keep = np.ones(step.num_rows, bool)
-        keep[-num:] = inside
-        without = np.ones(step.num_rows, bool)
-        without[-num:] = False
+        keep = self._keep(step, inside)
+        without = self._keep(step, np.zeros(num, bool))
         means = self.added.shares[chosen, None] * self.added.means[chosen]
         total = np.zeros(means.shape[1])
         key = self.key + np.array([0, 3 << 40])

@@ -211,6 +211,18 @@ class ObservedStep:
         self._initial_state = lambda first, num: initial_state(kept, first, num)
         self._num_words = _random.num_words(mechanism.sampler.num_words, sum(sizes))
 
+    def keeping(self, rows: np.ndarray) -> np.ndarray:
+        """Returns which records have kept rows alone, a bool array of shape [num_rows].
+
+        A record may be a person with several rows, or by a fault a part of a person.
+
+        Args:
+          rows: Bool, True for each row that is kept.
+        """
+        if self.grouping is None:
+            return rows
+        return (rows[self.grouping.places] | ~self.grouping.mask).all(axis=1)
+
     @property
     def parts(self) -> tuple[Part, ...]:
         """The released sums, in the order of the columns of `values`."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 import numpy as np
 
 from tfp_dpvi._tf import Structure, layers_of, tf, tfd, variables_among
+from tfp_dpvi._unit_latents import RecordLatent
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel, as_event
 from tfp_dpvi.bayes.predictive import has_classes, mean_of
-from tfp_dpvi.data import Records
+from tfp_dpvi.bayes.units import row_distribution
+from tfp_dpvi.data import Records, UnitRows
 from tfp_dpvi.data.shapes import specs_of
-from tfp_dpvi.local import UnitLatent
+from tfp_dpvi.local import UnitLatent, Variational
 
+LOG = logging.getLogger("tfp_dpvi")
 # The number of records that a likelihood is traced on: 1 would hide a shape that broadcasts.
 _NUM = 3
 # The number of records up to which a parameter of the same length may be a coincidence.
@@ -107,6 +111,8 @@ def check_no_locals(prior: tfd.Distribution, records: Records) -> None:
 def check_units(model: BayesianModel, records: Records) -> None:
     """Checks that a likelihood whose rows share a latent of their person gets persons.
 
+    Of persons, it warns of a latent that each row has to itself, which may be meant to be shared.
+
     Args:
       model: Prior and likelihood.
       records: The records, of which only shapes and dtypes are read.
@@ -114,20 +120,27 @@ def check_units(model: BayesianModel, records: Records) -> None:
     Raises:
       ValueError: It gets rows, which would be taken for persons of one row.
     """
-    if records.person is not None or records.y is None:
+    of_persons = isinstance(records.x, UnitRows)
+    if records.y is None or (records.person is not None and not of_persons):
         return
-    found: list[bool] = []
+    found: list[tfd.Distribution] = []
 
     def probe(x: Structure) -> tf.Tensor:
         params = model.prior.sample(seed=tf.constant([0, 0]))
-        found.append(isinstance(model.distribution_at(params, x), UnitLatent))
+        found.append(row_distribution(model.distribution_at(params, x)))
         return tf.zeros([])
 
     try:
         tf.function(probe, autograph=False).get_concrete_function(specs_of(records, _NUM)[0])
     except LIKELIHOOD_ERRORS:  # `check_likelihood` says what is wrong.
         return
-    if found[-1]:
+    if of_persons and isinstance(found[-1], RecordLatent | Variational):
+        LOG.warning(
+            "likelihood: its latent (%s) is one of each row, also with unit_ids. One that all rows "
+            "of a person share is dpvi.local.unit_quadrature or dpvi.local.unit_normal.",
+            type(found[-1]).__name__,
+        )
+    if isinstance(found[-1], UnitLatent):
         raise ValueError(
             "unit_ids is missing: the likelihood has a latent that all rows of a person share "
             "(dpvi.local.unit_...). Pass unit_ids and max_rows_per_unit."

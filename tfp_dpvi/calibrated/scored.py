@@ -19,6 +19,7 @@ from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possibl
 from tfp_dpvi.calibrated.weights import WeightScale
 from tfp_dpvi.calibrated.whitening import SimulatedMoments, symmetric
 from tfp_dpvi.calibrated.wider import SimulatedWider
+from tfp_dpvi.data import UnitRows
 from tfp_dpvi.gradients import Clip
 
 # Twins of outcomes with many values.
@@ -103,6 +104,8 @@ class ScoredLikelihood:
         # Where only the diagonal is released, none is weighted.
         times = min(available // self._num, _POOL if self.size <= MOST_DENSE else 1)
         self.pool = tf.nest.map_structure(lambda part: tf.constant(part[: times * self._num]), x)
+        # Places that no person fills would be simulated for nothing.
+        self._filled = x.longest if isinstance(x, UnitRows) else None
         self.use_weights(None)
         self.scale = WeightScale.at_start(self._num)
 
@@ -121,7 +124,8 @@ class ScoredLikelihood:
         return self._rows_of(rows_of_weights(weights.values, self._num))
 
     def _rows_of(self, rows: np.ndarray) -> Structure:
-        return tf.nest.map_structure(lambda part: tf.gather(part, rows), self.pool)
+        inputs = tf.nest.map_structure(lambda part: tf.gather(part, rows), self.pool)
+        return inputs if self._filled is None else inputs.first(self._filled)
 
     def vector_at(self, theta: np.ndarray | tf.Tensor) -> tf.Tensor:
         """Returns all coordinates, shape [D], of those that the likelihood reads, shape [d]."""

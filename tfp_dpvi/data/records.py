@@ -12,7 +12,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data import frames
-from tfp_dpvi.data.units import Units
+from tfp_dpvi.data.units import UnitRows, Units
 from tfp_dpvi.privacy import PersonUnit
 from tfp_dpvi.sampling import Sampler
 
@@ -22,6 +22,17 @@ Calls = Iterator[tuple[int, Sampler, dict[str, tf.Tensor]]]
 
 Key: TypeAlias = tf.Tensor | Keystream
 """A fit's key: int64 tensor of shape [2], or the key that expands to the words of its steps."""
+
+# Pairs of a person's rows by which outcomes are found among inputs, and entries that are compared.
+_LEAST_PAIRS = 30
+_MOST_PAIRS = 10_000
+_MOST_ENTRIES = 4_000_000
+# Of these pairs, how many must have another outcome than most have.
+_LEAST_OTHERS = 5
+
+# Correlations of a monotone function of outcomes, and of a linear one in float32.
+_ALIKE = 0.5
+_EQUAL = 1.0 - 1e-6
 
 # Far below it, and above its inverse, weights over the largest one are no numbers in float32.
 _LEAST_MAX_WEIGHT = 1e-30
@@ -86,6 +97,39 @@ class Records:
         y = None if self.y is None else units.group_array(self.y)
         return Records(x, y, weight, len(units.places), units, self.max_weight)
 
+    def refuse_earlier_outcomes(self, units: Units) -> None:
+        """Raises if a column of x is the outcome of another row of the same person.
+
+        Twins are drawn given all of x, which then shows the records' own outcomes: estimates would
+        be wrong, in silence. It is the curator's check of the values, outside the guarantee, and
+        sees what is a function of the row before or after, in the order of the rows.
+
+        Args:
+          units: Which of these rows are whose.
+
+        Raises:
+          ValueError: There is such a column.
+        """
+        if self.y is None or tf.nest.is_nested(self.y):
+            return
+        outcomes = np.asarray(self.y).reshape([self.num, -1])
+        for name, part in _named("x", self.x):
+            if part.dtype.kind not in "biuf":
+                continue
+            columns = part.reshape([self.num, -1])
+            num = max(_LEAST_PAIRS, min(_MOST_PAIRS, _MOST_ENTRIES // max(columns.shape[1], 1)))
+            later = np.flatnonzero(units.before >= 0)[:num]
+            earlier = units.before[later]
+            for rows, others in ((later, earlier), (earlier, later)):
+                found = _first_function(columns[rows], outcomes[others])
+                if found is not None:
+                    which = name if part.ndim == 1 else f"{name}[:, {found}]"
+                    raise ValueError(
+                        f"{which} is the outcome of the person's row before or after, which is "
+                        "drawn with the others: estimates would be wrong.\nLeave it out, or "
+                        "compile a DPVI(..., clipping='flat') with an optimizer, which draws none."
+                    )
+
     def _weights_of_units(self, weight: np.ndarray, units: Units) -> np.ndarray:
         """Returns the weight of each person, shape [n], that of all its rows."""
         if self.max_weight is None:
@@ -113,9 +157,15 @@ class Records:
     def tensors(self) -> dict[str, tf.Tensor]:
         """Returns tensors under the keys "x", "y" and "sample_weight".
 
-        A missing part has no key.
+        A missing part has no key. Persons have as many places as the longest one has rows.
         """
-        parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
+        x, y = self.x, self.y
+        if self.units is not None and isinstance(x, UnitRows):
+            longest = x.longest
+            x = x.first(longest)
+            if y is not None:
+                y = tf.nest.map_structure(lambda part: part[:, :longest], y)
+        parts = {"x": x, "y": y, "sample_weight": self.sample_weight}
         present = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, present)
 
@@ -490,6 +540,23 @@ def common_length(parts: dict[str, Any]) -> int:
     if num == 0:
         raise ValueError("x holds no records: pass at least one.")
     return num
+
+
+def _first_function(columns: np.ndarray, outcomes: np.ndarray) -> int | None:
+    """Returns the first column that is a linear or monotone function of an outcome, or None."""
+    for outcome in outcomes.T.astype(np.float64):
+        ranks, counts = np.unique(outcome, return_inverse=True, return_counts=True)[1:]
+        if len(outcome) < _LEAST_PAIRS or len(outcome) - counts.max() < _LEAST_OTHERS:
+            continue
+        away = columns - columns.mean(axis=0, dtype=np.float64)
+        sizes = np.linalg.norm(away, axis=0) * np.linalg.norm(outcome - outcome.mean())
+        likeness = np.abs((outcome - outcome.mean()) @ away) / np.where(sizes > 0.0, sizes, np.inf)
+        for place in np.flatnonzero(likeness > _ALIKE):
+            other = np.unique(columns[:, place], return_inverse=True)[1]
+            same = (other == ranks).all() or (other == ranks.max() - ranks).all()
+            if likeness[place] > _EQUAL or same:
+                return int(place)
+    return None
 
 
 def _named(name: str, structure: Any) -> list[tuple[str, Any]]:

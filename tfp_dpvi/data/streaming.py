@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import functools
 import itertools
 import logging
@@ -22,6 +23,7 @@ from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, keras, mapped_file, tf
 from tfp_dpvi.data.files import mapped_hdf5
 from tfp_dpvi.data.records import Calls, Key, Records, check_weights, common_length
+from tfp_dpvi.data.units import Units
 from tfp_dpvi.sampling import DeclaredBatchSampler, FullBatchSampler, Sampler
 
 _LOG = logging.getLogger("tfp_dpvi")
@@ -255,6 +257,46 @@ class RecordSource:
         return filled
 
 
+class PersonSource:
+    """The persons of a `RecordSource`: of a person's rows only those that are used are read.
+
+    Args:
+      rows: The rows.
+      units: Which rows are whose.
+    """
+
+    def __init__(self, rows: RecordSource, units: Units) -> None:
+        self.num = len(units.places)
+        self._rows = rows
+        self._units = units
+
+    @property
+    def probe(self) -> Records:
+        """Returns one person of zeros."""
+        return self._records(np.zeros([0], np.int64), 1)
+
+    def advise(self, indices: np.ndarray) -> None:
+        """See `RecordSource.advise`."""
+        self._rows.advise(np.unique(self._units.places[indices]))
+
+    def take(self, indices: np.ndarray, rows: int) -> dict[str, Structure]:
+        """See `RecordSource.take`, for persons."""
+        persons = self._records(indices, rows)
+        return {"x": persons.x} | ({} if persons.y is None else {"y": persons.y})
+
+    def _records(self, indices: np.ndarray, rows: int) -> Records:
+        wanted, at = np.unique(self._units.places[indices], return_inverse=True)
+        # One row more, of zeros, for padding.
+        read = self._rows.take(wanted, len(wanted) + 1)
+        shape = rows, self._units.person.max_rows
+        places = np.full(shape, len(wanted))
+        places[: len(indices)] = at.reshape([-1, shape[1]])
+        mask = np.zeros(shape, bool)
+        mask[: len(indices)] = self._units.mask[indices]
+        units = dataclasses.replace(self._units, places=places, mask=mask)
+        return Records(read["x"], read.get("y"), None, len(wanted) + 1).by_person(units)
+
+
 def _bytes_of_files() -> int:
     """Returns how much of mapped files counts as this process's memory; 0 where nothing says it."""
     try:
@@ -342,7 +384,7 @@ class StreamedData:
 
     def __init__(
         self,
-        source: RecordSource,
+        source: RecordSource | PersonSource,
         draws: Sampler,
         num_records: int,
         batch_size: float,
@@ -380,7 +422,7 @@ class StreamedData:
         ahead = iter(range(first, first + steps))
         drawn: collections.deque[tuple[np.ndarray, int]] = collections.deque()
 
-        def read() -> tuple[int, dict[str, np.ndarray]]:
+        def read() -> tuple[int, dict[str, Structure]]:
             for step in itertools.islice(ahead, _AHEAD - len(drawn)):
                 drawn.append(self._draw(key, step, compiled))
                 self._source.advise(drawn[-1][0])
@@ -435,10 +477,10 @@ class StreamedData:
                 return pieces[masks], number
             batches = number
 
-    def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, np.ndarray]]:
+    def _batch(self, indices: np.ndarray, batches: int) -> tuple[int, dict[str, Structure]]:
         # Padding follows the records in every physical batch, so that the records can be
         # concatenated.
         rows = max(self._rows, batches * self._size)
-        arrays = self._source.take(indices, rows)
+        arrays: dict[str, Structure] = {**self._source.take(indices, rows)}
         arrays["mask"] = np.arange(rows) < len(indices)
         return rows, arrays

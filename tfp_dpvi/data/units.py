@@ -22,6 +22,8 @@ Identifiers: TypeAlias = Any
 
 # A boolean would make two persons, and floats are no names.
 _KINDS = "iuUSMO"
+# Missing numbers and dates as texts, by astype(str): all of them would be one person.
+_MISSING = frozenset(("", "nan", "none", "<na>", "nat", "null"))
 
 
 class UnitRows(NamedTuple):
@@ -43,6 +45,19 @@ class UnitRows(NamedTuple):
     rows: Structure
     mask: Any
 
+    @property
+    def longest(self) -> int:
+        """The largest number of rows that a person has, of those in arrays."""
+        return int(max(np.flatnonzero(np.asarray(self.mask).any(axis=0)), default=0)) + 1
+
+    def first(self, num: int) -> UnitRows:
+        """Returns the first places of each person.
+
+        Args:
+          num: Their number.
+        """
+        return tf.nest.map_structure(lambda part: part[:, :num], self)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Units:
@@ -59,11 +74,13 @@ class Units:
       places: The numbers of a person's rows, int64 of shape [n, m], in increasing order.
       mask: False where a place is filled up, bool of shape [n, m].
       person: What is public of it.
+      before: The number of the same person's row before each row, -1 for none, int64 of shape [N].
     """
 
     places: np.ndarray
     mask: np.ndarray
     person: PersonUnit
+    before: np.ndarray = dataclasses.field(repr=False)
 
     def group_inputs(self, x: Structure) -> Structure:
         """Returns inputs of persons: with one row each as they are, otherwise a `UnitRows`.
@@ -120,7 +137,10 @@ def make_units(
         )
     max_rows = check.count("max_rows_per_unit", max_rows, 1)
     person = PersonUnit(max_rows, check.one_of("rows_beyond", rows_beyond, ("random", "first")))
-    codes = _codes(name, unit_ids, num_rows)
+    codes = person_numbers(unit_ids, num_rows, name)
+    turn = np.argsort(codes, kind="stable")
+    before = np.full(num_rows, -1)
+    before[turn[1:]] = np.where(codes[turn[1:]] == codes[turn[:-1]], turn[:-1], -1)
     priority = np.arange(num_rows, dtype=np.float64)
     if rows_beyond == "random":
         # One number for each row, so that no person's choice depends on another's.
@@ -136,11 +156,20 @@ def make_units(
     start = np.cumsum(counts) - counts
     mask = np.arange(max_rows) < counts[:, None]
     places = kept[np.where(mask, start[:, None] + np.arange(max_rows), start[:, None])]
-    return Units(places, mask, person)
+    return Units(places, mask, person, before)
 
 
-def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
-    """Returns numbers of persons, int64 of shape [n], in the order of their first rows."""
+def person_numbers(unit_ids: Identifiers, num_rows: int, name: str = "unit_ids") -> np.ndarray:
+    """Returns the person of each row as a number from 0 on, int64, in the order of first rows.
+
+    Args:
+      unit_ids: As of `make_units`.
+      num_rows: The number of rows.
+      name: The argument, for messages.
+
+    Raises:
+      ValueError, TypeError: As `make_units`.
+    """
     values = _values(name, unit_ids)
     if values.shape != (num_rows,):
         raise ValueError(
@@ -150,13 +179,15 @@ def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
     if values.dtype.kind not in _KINDS:
         raise TypeError(
             f"{name} has dtype {check.dtype_name(values.dtype)}, which is no identifier: pass "
-            "integers or texts, such as ids.astype(str)."
+            "integers or texts, such as ids.astype('Int64')."
         )
     if is_missing(values).any():
         raise ValueError(
             f"{name} has missing entries: whose rows these are is not known. Leave such rows out "
             "of x and y, or give each its person."
         )
+    if values.dtype.kind in "UO":
+        _refuse_unsure(name, values)
     if values.dtype != object:
         first, codes = np.unique(values, return_index=True, return_inverse=True)[1:]
         numbers = np.empty(len(first), np.int64)
@@ -172,6 +203,21 @@ def _codes(name: str, unit_ids: Identifiers, num_rows: int) -> np.ndarray:
             f"{name} has entries that are floats, booleans or not hashable, which are no "
             "identifiers: pass integers or texts."
         ) from None
+
+
+def _refuse_unsure(name: str, values: np.ndarray) -> None:
+    """Raises for identifiers that may split a person, or join several."""
+    texts = {value for value in values if isinstance(value, str)}
+    if any(text.strip().lower() in _MISSING for text in texts):
+        raise ValueError(
+            f"{name} has texts such as 'nan' or '', which are missing entries: whose rows these "
+            "are is not known.\nLeave such rows out of x and y, or give each its person."
+        )
+    if texts and any(isinstance(value, int | np.integer) for value in values):
+        raise TypeError(
+            f"{name} has both numbers and texts: a person may have rows under 7 and under '7'. "
+            "Make all of them the same, such as by ids.astype(str)."
+        )
 
 
 def _values(name: str, unit_ids: Identifiers) -> np.ndarray:

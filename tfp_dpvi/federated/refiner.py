@@ -220,7 +220,9 @@ class Refiner:
         rows = records
         if unit_ids is not None:
             most = self.study.max_rows_per_unit
-            records = rows.by_person(make_units(unit_ids, rows.num, most, rows_beyond, seed=seed))
+            units = make_units(unit_ids, rows.num, most, rows_beyond, seed=seed)
+            rows.refuse_earlier_outcomes(units)
+            records = rows.by_person(units)
         _check_records(model, rows, records)
         num_public = (
             records.num if num_records is None else check.count("num_records", num_records, 1)

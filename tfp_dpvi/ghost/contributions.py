@@ -26,18 +26,22 @@ class Groups:
     """An assignment of n records to b groups.
 
     Attributes:
-      num: The number of groups b.
+      num: The number of groups b, a tensor if it is not static.
       group: Int32 [n], the group of each record; b for none.
       members: Int32 [b, m], the indices of each group's records.
       present: Bool [b, m]; False marks padding of `members`.
       size: The approximate number of records in a group, used to choose the cheaper form.
     """
 
-    num: int
+    num: int | tf.Tensor
     group: tf.Tensor
     members: tf.Tensor
     present: tf.Tensor
     size: float
+
+    def sums(self, values: tf.Tensor) -> tf.Tensor:
+        """Sums values of records by group: [n, ...] -> [b, ...]."""
+        return tf.math.unsorted_segment_sum(values, self.group, self.num + 1)[: self.num]
 
     def positions(self, values: tf.Tensor) -> tf.Tensor:
         """Gathers rows by group: [n, T, D] -> [b, m T, D], padded with zeros."""
@@ -47,8 +51,10 @@ class Groups:
             tf.zeros([], values.dtype),
         )
         shape = tf.shape(chosen)
-        flat = tf.reshape(chosen, [self.num, shape[1] * shape[2], shape[3]])
-        flat.set_shape([self.num, None, values.shape[2]])
+        flat = tf.reshape(chosen, [shape[0], shape[1] * shape[2], shape[3]])
+        known = [part.shape[1] for part in (self.present, values)]
+        positions = None if None in known else int(np.prod(known))
+        flat.set_shape([self.present.shape[0], positions, values.shape[2]])
         return flat
 
 
@@ -114,8 +120,7 @@ class Direct(Contribution):
 
     def by_groups(self, groups: Groups) -> Direct:
         """See `Contribution`."""
-        sums = tf.math.unsorted_segment_sum(self.values, groups.group, groups.num + 1)
-        return Direct(self.shape, sums[: groups.num])
+        return Direct(self.shape, groups.sums(self.values))
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -241,12 +246,16 @@ class Lookup(Contribution):
         flat = tf.reshape(values, [-1, self.values.shape[2]])
         return tf.math.unsorted_segment_sum(flat, tf.reshape(self.ids, [-1]), self.shape[0])
 
-    def by_groups(self, groups: Groups) -> Direct:
-        """See `Contribution`: one table for each group instead of all pairs of its positions."""
+    def by_groups(self, groups: Groups) -> Contribution:
+        """See `Contribution`: one table for each group, unless it has few pairs of positions."""
         size, group = self.shape[0], groups.group[:, None]
         ids = tf.cast(self.ids, tf.int32)
         # An id out of range, which GPUs read as zeros, must not hit another group's row.
         known = (group < groups.num) & (ids >= 0) & (ids < size)
+        if (groups.size * (self.ids.shape[1] or size)) ** 2 <= size:
+            ids = groups.positions(tf.where(known, ids, 0)[:, :, None])[:, :, 0]
+            values = tf.where(known[:, :, None], self.values, tf.zeros([], self.values.dtype))
+            return Lookup(self.shape, ids, groups.positions(values))
         places = tf.reshape(tf.where(known, group * size + ids, -1), [-1])
         values = tf.reshape(self.values, [-1, self.values.shape[2]])
         tables = tf.math.unsorted_segment_sum(values, places, groups.num * size)

@@ -25,7 +25,7 @@ from tfp_dpvi._tf import (
     refuse_late_functions,
     tf,
 )
-from tfp_dpvi.ghost.contributions import Contribution, combined, total
+from tfp_dpvi.ghost.contributions import Contribution, Groups, combined, total
 from tfp_dpvi.ghost.rules import (
     RULES,
     ByRecord,
@@ -558,7 +558,13 @@ class Pass(Generic[_Result]):
         return [combined(uses) if uses else None for uses in by_variable]
 
     def clipped_sum(
-        self, losses: tf.Tensor, mask: tf.Tensor, clip: Clip, *, weights: tf.Tensor | None = None
+        self,
+        losses: tf.Tensor,
+        mask: tf.Tensor,
+        clip: Clip,
+        *,
+        weights: tf.Tensor | None = None,
+        persons: Groups | None = None,
     ) -> tuple[ClippedSum, PerExample]:
         """Sums the clipped per-record gradients.
 
@@ -567,6 +573,8 @@ class Pass(Generic[_Result]):
           mask: Bool [n], False for padding.
           clip: The bound C on one record's gradient, and its scheme.
           weights: Float [n], which multiply the losses before the clip; None for ones.
+          persons: Whose rows these are, if a record is a person: losses are then of rows, and the
+            mask is of persons.
 
         Returns:
           The `ClippedSum`, and exact values of single records (*not private*).
@@ -577,9 +585,17 @@ class Pass(Generic[_Result]):
         `LayerGradients.checked` checks.
         """
         weights = tf.ones_like(losses) if weights is None else weights
-        keep = mask & tf.math.is_finite(losses * weights)
+        values = losses * weights
+        values = values if persons is None else persons.sums(values)
+        keep = mask & tf.math.is_finite(values)
+        rows = keep
+        if persons is not None:
+            # Rows of no person come last.
+            rows = tf.gather(tf.concat([keep, [False]], axis=0), persons.group)
         variables = self.gradients.variables
-        parts = self.contributions(losses, tf.where(keep, weights, tf.zeros_like(weights)))
+        parts = self.contributions(losses, tf.where(rows, weights, tf.zeros_like(weights)))
+        if persons is not None:
+            parts = [None if part is None else part.by_groups(persons) for part in parts]
         used = {
             variable.ref(): part
             for variable, part in zip(variables, parts, strict=True)
@@ -589,7 +605,7 @@ class Pass(Generic[_Result]):
         finite = tf.math.is_finite(tf.add_n(squares))
         keep &= finite
         factors = clip.factors(squares, layer_names([reference.deref() for reference in used]))
-        examples = PerExample.of(losses * weights, factors, keep)
+        examples = PerExample.of(values, factors, keep)
         factors = [tf.where(keep, factor, tf.zeros_like(factor)) for factor in factors]
         sums = dict(zip(used, total(list(used.values()), factors, finite), strict=True))
         tensors = [

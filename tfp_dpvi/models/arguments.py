@@ -36,8 +36,8 @@ from tfp_dpvi.data.files import FileRecords, open_files
 from tfp_dpvi.data.frames import Native
 from tfp_dpvi.data.records import by_column, check_max_weight, refuse_weights, several_inputs
 from tfp_dpvi.data.shapes import input_specs
-from tfp_dpvi.data.streaming import RowBatches, wants_stream
-from tfp_dpvi.data.units import Identifiers
+from tfp_dpvi.data.streaming import PersonSource, RowBatches, wants_stream
+from tfp_dpvi.data.units import Identifiers, Units
 from tfp_dpvi.models.hooks import Hooks
 from tfp_dpvi.optimizers import ScoringOptimizer, TermwiseOptimizer
 from tfp_dpvi.sampling.choose import SHARDS, make_sampler
@@ -239,14 +239,17 @@ def make_data(
     sample_weight = by_column("sample_weight", sample_weight)
     streams = wants_stream((x, y), stream)
     in_shards = sampling == SHARDS
-    persons = _persons(model, streams or in_shards, *asked)
+    persons = _persons(model, in_shards or (streams and sample_weight is not None), *asked)
     source = RecordSource(x, y, sample_weight, model.record_dtype) if streams else None
     workers = Workers(model.distribute_strategy)
     rows = workers.agree_on(
         lambda: _records(model, source, x, y, sample_weight, max_weight, validate)
     )
-    records = rows if persons is None else persons(rows)
-    available = source.num if source else records.num
+    stored: RecordSource | PersonSource | None = source
+    records = rows
+    if persons is not None:
+        stored, records = _by_person(model, source, rows, persons, validate)
+    available = stored.num if stored else records.num
     _prepare(model, rows, records)
     place, total = workers.shards(available) if in_shards else ((0, 1), available)
     num_records = int(num_records or total)
@@ -269,7 +272,7 @@ def make_data(
     sampler.place = place
     steps = steps_per_epoch or math.ceil(num_records / batch_size)
     settings = (sampler, num_records, float(min(batch_size, num_records)), steps)
-    return StreamedData(source, *settings) if source else ArrayData(records, *settings)
+    return StreamedData(stored, *settings) if stored else ArrayData(records, *settings)
 
 
 def _check_takes_weights(model: Any, x: Structure, max_weight: float | None) -> None:
@@ -323,13 +326,13 @@ def _refuse_batches(x: Any, sampling_probability: float | None) -> None:
 
 def _persons(
     model: Any,
-    streams: bool,
+    apart: bool,
     unit_ids: Identifiers,
     max_rows: int | None,
     rows_beyond: str,
     seed: int | None,
-) -> Callable[[Records], Records] | None:
-    """Returns what groups rows by person, after checks; None without `unit_ids`."""
+) -> Callable[[int], Units] | None:
+    """Returns what groups so many rows by person, after checks; None without `unit_ids`."""
     if unit_ids is None and max_rows is not None:
         raise ValueError(
             "max_rows_per_unit without unit_ids: pass the person of each row, or leave it out."
@@ -338,17 +341,33 @@ def _persons(
         return None
     if not model.takes_persons:
         raise ValueError(
-            f"unit_ids: {type(model).__name__} protects single rows only, and would take them for "
-            "persons. Use DPVI, or join each person's rows into one record yourself."
+            f"unit_ids: this {type(model).__name__} has a clipped gradient of single rows, and "
+            "would take them for persons.\nUse DPVI, leave out batch_regularizer, or join each "
+            "person's rows into one record yourself."
         )
-    if streams:
+    if apart:
         raise ValueError(
-            "unit_ids: a dataset's batches, streamed records and shards cannot be grouped by "
-            "person yet; pass arrays in memory, such as np.asarray(x)."
+            "unit_ids: a dataset's batches, shards, and streamed records with weights cannot be "
+            "grouped by person; pass arrays, or a stream without weights."
         )
-    return lambda rows: rows.by_person(
-        make_units(unit_ids, rows.num, max_rows, rows_beyond, seed=seed)
-    )
+    return lambda num: make_units(unit_ids, num, max_rows, rows_beyond, seed=seed)
+
+
+def _by_person(
+    model: Hooks,
+    source: RecordSource | None,
+    rows: Records,
+    persons: Callable[[int], Units],
+    validate: bool,
+) -> tuple[PersonSource | None, Records]:
+    """Returns the source of persons, if rows have one, and their records."""
+    if source is not None:
+        stored = PersonSource(source, persons(source.num))
+        return stored, stored.probe
+    units = persons(rows.num)
+    if validate and getattr(model, "simulates_outcomes", False):
+        rows.refuse_earlier_outcomes(units)
+    return None, rows.by_person(units)
 
 
 @contextlib.contextmanager

@@ -579,7 +579,8 @@ class DPModel(Model):
           validation_freq: as in Keras.
           validation_batch_size: for validation arrays, default 1024.
           validate: whether to refuse NaN and infinite values, a check outside the guarantee;
-            without it, and for streamed records, such records contribute exactly zero.
+            without it, and for streamed records, such records contribute exactly zero. With
+            `unit_ids` and twins it also refuses a column that is the outcome of another row.
           stream: whether to read rows from their source as steps draw them; by default for sources,
             and for memory maps and lazy arrays above 2 GiB (smaller ones are read whole, once).
             Batches and guarantee are the same.
@@ -587,7 +588,7 @@ class DPModel(Model):
             or other hashable values, in an array or a column of a frame, in any order. A record is
             then a person: `num_records` and `batch_size` count persons. None protects single rows.
           max_rows_per_unit: with `unit_ids`, the public largest number m of a person's rows that
-            are used. Memory and time are those of m rows a person.
+            are used. Time is that of the longest person's rows, up to m, for each person.
           rows_beyond: "random", or "first" if rows have an order: which m rows of a person with
             more are used. How many were left out is never shown.
           max_weight: with `sample_weight` and `DPVI` compiled without an optimizer, the public

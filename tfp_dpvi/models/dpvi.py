@@ -600,6 +600,11 @@ class DPVI(base.DPModel):
         return True
 
     @property
+    def simulates_outcomes(self) -> bool:
+        """True if a step draws outcomes of a record given its x, as twins are."""
+        return self._scores or self.clipping == "paired"
+
+    @property
     def takes_max_weight(self) -> bool:
         """True if weights have a public bound, so that intervals are calibrated with them."""
         return self._scores

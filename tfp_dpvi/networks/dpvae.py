@@ -505,6 +505,11 @@ class DPVAE(LayeredModel):
         )
 
     @property
+    def takes_persons(self) -> bool:
+        """See `Hooks.takes_persons`: groups of a regularizer are of rows."""
+        return self.batch_regularizer is None
+
+    @property
     def batch_needs(self) -> BatchNeeds:
         """The needs of both networks per physical batch."""
         needs, layers = super().batch_needs, self.layer_gradients

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Layer, Structure, loss_functions, tf, without_assertions
-from tfp_dpvi.data import Records
+from tfp_dpvi.bayes.units import flat_rows
+from tfp_dpvi.data import Records, UnitRows
 from tfp_dpvi.data.shapes import synthetic
+from tfp_dpvi.ghost.contributions import Groups
 from tfp_dpvi.ghost.layers import LayerGradients
 from tfp_dpvi.gradients import ClippedGradient, ClippedSum, PerExample, StepGradient, StepSpec
 from tfp_dpvi.models import base
@@ -129,9 +131,11 @@ class LayeredModel(base.DPModel):
         def clipped_sum(
             records: dict[str, tf.Tensor], mask: tf.Tensor, key: tf.Tensor
         ) -> tuple[ClippedSum, PerExample]:
-            layers_pass = layers.run(lambda: self.batch_losses(records, key, training=True))
+            rows, persons = _rows_of(records, mask)
+            layers_pass = layers.run(lambda: self.batch_losses(rows, key, training=True))
+            weights = records.get("sample_weight")
             return layers_pass.clipped_sum(
-                layers_pass.result, mask, clip, weights=records.get("sample_weight")
+                layers_pass.result, mask, clip, weights=weights, persons=persons
             )
 
         def draw(key: tf.Tensor) -> StepGradient:
@@ -149,6 +153,11 @@ class LayeredModel(base.DPModel):
         if layers is None:
             return super().batch_needs
         return BatchNeeds(4 * layers.bytes_each, batchwise=True, static=self.static_shapes)
+
+    @property
+    def takes_persons(self) -> bool:
+        """See `Hooks.takes_persons`: gradients of rows are summed by person before the clip."""
+        return True
 
     @property
     def static_shapes(self) -> bool:
@@ -171,12 +180,44 @@ class LayeredModel(base.DPModel):
         """
         rng = np.random.default_rng(0)
         parts = {"x": records.x} | ({} if records.y is None else {"y": records.y})
+        most = 1
+        if isinstance(records.x, UnitRows):
+            parts["x"] = records.x.rows
+            # A row of each person, of which shapes and dtypes are read.
+            parts = tf.nest.map_structure(lambda part: part[:, 0], parts)
+            most = records.x.mask.shape[1]
         batch = tf.nest.map_structure(
             lambda part: tf.constant(synthetic(part, NUM_SYNTHETIC, rng)), parts
         )
         shapes = tf.nest.map_structure(lambda part: (part.shape, part.dtype), batch)
-        identity = (repr(shapes), self.loss_settings)
+        identity = (repr(shapes), most, self.loss_settings)
         results = self._checks.results
-        results[identity] = (
-            results.pop(identity) if identity in results else self.check_layers(batch)
-        )
+        if identity in results:
+            results[identity] = results.pop(identity)
+            return
+        layers = self.check_layers(batch)
+        if layers is not None:
+            layers = dataclasses.replace(layers, bytes_each=layers.bytes_each * most)
+        results[identity] = layers
+
+
+def _rows_of(
+    records: dict[str, Structure], mask: tf.Tensor
+) -> tuple[dict[str, Structure], Groups | None]:
+    """Returns the rows of a batch, and whose they are; None where a record is a row.
+
+    Args:
+      records: The batch.
+      mask: Bool [n], False for padding.
+    """
+    x = records["x"]
+    if not isinstance(x, UnitRows):
+        return records, None
+    parts = {name: part for name, part in records.items() if name == "y"} | {"x": x.rows}
+    rows = {name: flat_rows(UnitRows(part, x.mask)) for name, part in parts.items()}
+    present = x.mask & mask[:, None]
+    num, most = tf.shape(mask)[0], x.mask.shape[1]
+    places = tf.range(num)[:, None]
+    members = places * most + tf.range(most)
+    group = tf.reshape(tf.where(present, places, num), [-1])
+    return rows, Groups(num, group, members, present, most)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.data import Schema
+from tfp_dpvi.data import Schema, make_records, make_units
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.records import check_max_weight, refuse_weights
 from tfp_dpvi.data.schema import Described
@@ -173,17 +173,17 @@ def regression(
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit)
+    _refuse_as_weights(weights, unit, design.outcome)
     settings = {**persons, **({} if weights is None else _weights(schema, weights, data, outside))}
-    if weights is not None and weights in (unit, design.outcome):
-        raise ValueError(
-            f"weights={check.shown(weights)} is the outcome or the unit: pass the column of survey "
-            "weights, or none."
-        )
     y = outcome_values(design, family, parts.outcome, data)
     if not len(y):
         raise ValueError("data has no rows: pass at least one record.")
     rows = design.rows(data)
     checked = _checked(design, checks, check_columns, data)
+    if persons and design.labels:
+        named = dict(zip(design.labels, rows.common.T, strict=True))
+        made = make_records(named, y, None, dtype=np.dtype(np.float64), validate=False)
+        made.refuse_earlier_outcomes(make_units(persons["unit_ids"], made.num, 1))
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
     records = Measurable(data, ledger, persons.get("unit_ids"))
@@ -359,6 +359,14 @@ def weight_column(schema: Schema, name: str) -> Numeric:
             "or Integer, with lower=0 or more and without missing=True: its upper is public."
         )
     return column
+
+
+def _refuse_as_weights(weights: str | None, unit: str | None, outcome: str) -> None:
+    if weights is not None and weights in (unit, outcome):
+        raise ValueError(
+            f"weights={check.shown(weights)} is the outcome or the unit: pass the column of survey "
+            "weights, or none."
+        )
 
 
 def _weights(schema: Schema, name: str, data: TableData, outside: str) -> dict[str, Any]:
