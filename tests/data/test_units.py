@@ -113,7 +113,11 @@ def test_a_persons_rows_are_chosen_apart_from_others():
         # A float column with gaps after astype(str), and a file that pandas read in pieces.
         (pandas.Series([1.0, np.nan, 2.0]).astype(str), "missing"),
         (["a", " None", "b"], "missing"),
-        ([7, "7", 8], "both numbers and texts"),
+        (["NA", "NA", "b"], "missing"),
+        ([b"", b"a", b"c"], "missing"),
+        ([7, "7", 8], "several kinds"),
+        ([b"7", "7", "8"], "several kinds"),
+        ([(1, 2), 7, 8], "several kinds"),
         ([1, 2], "one identifier for each of the 3 rows"),
         (np.ones([3, 1], int), "one identifier for each of the 3 rows"),
         ([[1], [2], [3]], "not hashable"),
@@ -149,17 +153,15 @@ def test_records_of_one_row_each_stay_as_they_are():
     assert several.x.mask.tolist() == [[True, True], [True, True], [True, False]]
 
 
-def test_places_that_no_person_fills_are_not_computed():
-    """Memory and time of a step are those of the longest person, not of a far larger m."""
+def test_persons_have_as_many_places_as_is_public():
+    """How many rows the longest person has is private, and norms are rounded by the number of places."""
     records = make_records(
         np.arange(12.0).reshape([6, 2]), np.arange(6.0), None, dtype=np.dtype("f4"), validate=True
     )
-    whole = records.by_person(make_units(IDENTIFIERS["integers"], 6, 50, "first"))
-    tensors = whole.tensors()
-    assert tensors["x"].rows.shape == (3, 3, 2)
+    tensors = records.by_person(make_units(IDENTIFIERS["integers"], 6, 50, "first")).tensors()
+    assert tensors["x"].rows.shape == (3, 50, 2)
     assert tensors["x"].mask.numpy().sum(axis=1).tolist() == [3, 2, 1]
-    assert tensors["y"].numpy()[0].tolist() == [0.0, 2.0, 3.0]
-    assert whole.x.mask.shape == (3, 50)
+    assert tensors["y"].numpy()[0, :4].tolist() == [0.0, 2.0, 3.0, 0.0]
 
 
 def visits(num=40, most=4, seed=0):

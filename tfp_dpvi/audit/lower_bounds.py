@@ -304,7 +304,7 @@ class _Attack:
     def _keep(self, step: ObservedStep, present: Sequence[bool] | np.ndarray) -> np.ndarray:
         """Returns which records take part, given which canaries do."""
         others = np.ones(num_rows(self.rows["x"]), bool)
-        most = self.settings.get("max_rows_per_unit", 1)
+        most = self.settings.get("max_rows_per_unit") or 1
         return step.keeping(np.concatenate([others, np.repeat(present, most)]))
 
     def _replaces(self) -> bool:

@@ -12,7 +12,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi._keystream import Keystream
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.data import frames
-from tfp_dpvi.data.units import UnitRows, Units
+from tfp_dpvi.data.units import Units
 from tfp_dpvi.privacy import PersonUnit
 from tfp_dpvi.sampling import Sampler
 
@@ -157,15 +157,10 @@ class Records:
     def tensors(self) -> dict[str, tf.Tensor]:
         """Returns tensors under the keys "x", "y" and "sample_weight".
 
-        A missing part has no key. Persons have as many places as the longest one has rows.
+        A missing part has no key. Persons have the public number of places: rounding of a norm
+        depends on it, and with the longest one's a person would change those of all others.
         """
-        x, y = self.x, self.y
-        if self.units is not None and isinstance(x, UnitRows):
-            longest = x.longest
-            x = x.first(longest)
-            if y is not None:
-                y = tf.nest.map_structure(lambda part: part[:, :longest], y)
-        parts = {"x": x, "y": y, "sample_weight": self.sample_weight}
+        parts = {"x": self.x, "y": self.y, "sample_weight": self.sample_weight}
         present = {key: part for key, part in parts.items() if part is not None}
         return tf.nest.map_structure(tf.convert_to_tensor, present)
 

@@ -6,6 +6,7 @@ Clip, twin, sampler and accounting then act on persons, since a record is what t
 from __future__ import annotations
 
 import dataclasses
+from numbers import Number
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,7 +24,7 @@ Identifiers: TypeAlias = Any
 # A boolean would make two persons, and floats are no names.
 _KINDS = "iuUSMO"
 # Missing numbers and dates as texts, by astype(str): all of them would be one person.
-_MISSING = frozenset(("", "nan", "none", "<na>", "nat", "null"))
+_MISSING = frozenset(("", "na", "n/a", "nan", "none", "<na>", "nat", "null"))
 
 
 class UnitRows(NamedTuple):
@@ -47,7 +48,7 @@ class UnitRows(NamedTuple):
 
     @property
     def longest(self) -> int:
-        """The largest number of rows that a person has, of those in arrays."""
+        """The largest number of rows that a person has; of public ones alone it may be told."""
         return int(max(np.flatnonzero(np.asarray(self.mask).any(axis=0)), default=0)) + 1
 
     def first(self, num: int) -> UnitRows:
@@ -77,8 +78,8 @@ class Units:
       before: The number of the same person's row before each row, -1 for none, int64 of shape [N].
     """
 
-    places: np.ndarray
-    mask: np.ndarray
+    places: np.ndarray = dataclasses.field(repr=False)
+    mask: np.ndarray = dataclasses.field(repr=False)
     person: PersonUnit
     before: np.ndarray = dataclasses.field(repr=False)
 
@@ -186,7 +187,7 @@ def person_numbers(unit_ids: Identifiers, num_rows: int, name: str = "unit_ids")
             f"{name} has missing entries: whose rows these are is not known. Leave such rows out "
             "of x and y, or give each its person."
         )
-    if values.dtype.kind in "UO":
+    if values.dtype.kind in "SUO":
         _refuse_unsure(name, values)
     if values.dtype != object:
         first, codes = np.unique(values, return_index=True, return_inverse=True)[1:]
@@ -207,16 +208,18 @@ def person_numbers(unit_ids: Identifiers, num_rows: int, name: str = "unit_ids")
 
 def _refuse_unsure(name: str, values: np.ndarray) -> None:
     """Raises for identifiers that may split a person, or join several."""
-    texts = {value for value in values if isinstance(value, str)}
+    texts = {value.decode(errors="replace") for value in values if isinstance(value, bytes)}
+    texts |= {value for value in values if isinstance(value, str)}
     if any(text.strip().lower() in _MISSING for text in texts):
         raise ValueError(
             f"{name} has texts such as 'nan' or '', which are missing entries: whose rows these "
             "are is not known.\nLeave such rows out of x and y, or give each its person."
         )
-    if texts and any(isinstance(value, int | np.integer) for value in values):
+    kinds = (str, bytes, Number, tuple)
+    if sum(any(isinstance(value, kind) for value in values) for kind in kinds) > 1:
         raise TypeError(
-            f"{name} has both numbers and texts: a person may have rows under 7 and under '7'. "
-            "Make all of them the same, such as by ids.astype(str)."
+            f"{name} has several kinds of values, such as numbers and texts: a person may have "
+            "rows under 7 and '7'.\nMake all of them the same, such as by ids.astype(str)."
         )
 
 

@@ -588,7 +588,7 @@ class DPModel(Model):
             or other hashable values, in an array or a column of a frame, in any order. A record is
             then a person: `num_records` and `batch_size` count persons. None protects single rows.
           max_rows_per_unit: with `unit_ids`, the public largest number m of a person's rows that
-            are used. Time is that of the longest person's rows, up to m, for each person.
+            are used. Memory and time are those of m rows a person.
           rows_beyond: "random", or "first" if rows have an order: which m rows of a person with
             more are used. How many were left out is never shown.
           max_weight: with `sample_weight` and `DPVI` compiled without an optimizer, the public
