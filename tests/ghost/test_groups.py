@@ -108,7 +108,11 @@ def test_a_batch_of_nobody_has_a_sum_of_zero():
     rng = np.random.default_rng(7)
     parts, _ = factors(rng, 1)
     empty = [
-        type(p)(**{k: v if k == "shape" else v[:0] for k, v in p.__dict__.items()}) for p in parts
+        type(p)(
+            **{k: v[:0] for k, v in p.__dict__.items() if k not in ("shape", "filled")},
+            shape=p.shape,
+        )
+        for p in parts
     ]
     for assignment, mask, made in (
         (np.zeros(0, int), np.zeros(0, bool), empty),
@@ -181,3 +185,26 @@ def test_infinite_factors_never_have_a_small_norm():
         assert not np.isfinite(
             Outer((1, 1), tf.constant(left), tf.constant(right)).squared_norms()
         ).any()
+
+
+@pytest.mark.parametrize("kind", ["outer", "lookup"])
+def test_how_many_records_other_groups_have_changes_no_norm(kind):
+    """The largest group sets the number of places; rows of group 0 nearly cancel, to rounding."""
+    rng = np.random.default_rng(0)
+    left = np.tile(rng.normal(size=(2, 1, 40)), [8, 1, 1]).astype("float32")
+    right = np.where(np.arange(16) % 2, -1.0, 1.0 + 1e-6)[:, None, None].astype("float32")
+    right = np.tile(right, [1, 1, 2])
+    left[1::2] = left[::2]
+    found = []
+    for others in (2, 14):
+        chosen = tf.constant([0, 0] + [1] * others)
+        places = slice(0, 2 + others)
+        if kind == "outer":
+            parts = Outer((40, 2), tf.constant(left[places]), tf.constant(right[places]))
+        else:
+            ids = tf.zeros([2 + others, 1], tf.int32)
+            parts = Lookup((5000, 2), ids, tf.constant(right[places]))
+        made = groups.members_of(chosen, tf.fill([2 + others], True), 2, 8.0)
+        found.append(parts.by_groups(made).squared_norms().numpy()[0])
+    assert found[0] == found[1]
+    assert found[0] > 0.0

@@ -138,11 +138,14 @@ class Outer(Contribution):
       shape: The shape of the variable.
       left: Float [n, T, K].
       right: Float [n, T, D]; K D is the size of `shape`.
+      filled: Float [n], how many positions are no padding; None for all T. How many there are for
+        others must not change a norm.
     """
 
     shape: tuple[int, ...]
     left: tf.Tensor
     right: tf.Tensor
+    filled: tf.Tensor | None = None
 
     @classmethod
     def cheaper_form(
@@ -151,6 +154,7 @@ class Outer(Contribution):
         left: tf.Tensor,
         right: tf.Tensor,
         positions: float | None = None,
+        filled: tf.Tensor | None = None,
     ) -> Contribution:
         """Returns these factors, or gradients if those give norms at less cost.
 
@@ -159,8 +163,9 @@ class Outer(Contribution):
           left: Float [n, T, K].
           right: Float [n, T, D].
           positions: An estimate of T, if it is not static.
+          filled: See `Outer`.
         """
-        outer = cls(shape, left, right)
+        outer = cls(shape, left, right, filled)
         positions = positions or left.shape[1]
         k, d = left.shape[2], right.shape[2]
         if positions == 1 or (
@@ -182,7 +187,8 @@ class Outer(Contribution):
         most = tf.reduce_sum(tf.sqrt(left_squares) * tf.sqrt(right_squares), axis=1)
         flushed = d * smallest * tf.square(tf.reduce_sum(tf.sqrt(left_squares), axis=1))
         flushed += k * smallest * tf.square(tf.reduce_sum(tf.sqrt(right_squares), axis=1))
-        return _sum_of_pairs(pairs, most, k + d) + flushed
+        filled = tf.cast(tf.shape(pairs)[1], most.dtype) if self.filled is None else self.filled
+        return _sum_of_pairs(pairs, most, k + d + filled) + flushed
 
     def weighted_sum(self, weights: tf.Tensor, *, finite: bool = False) -> tf.Tensor:
         """See `Contribution`."""
@@ -201,7 +207,9 @@ class Outer(Contribution):
         """See `Contribution`: concatenates the positions of a group's records."""
         positions = max(2.0, groups.size * (self.left.shape[1] or 1))
         left, right = groups.positions(self.left), groups.positions(self.right)
-        return Outer.cheaper_form(self.shape, left, right, positions=positions)
+        each = tf.cast(tf.shape(self.left)[1], left.dtype)
+        filled = each * tf.reduce_sum(tf.cast(groups.present, left.dtype), axis=1)
+        return Outer.cheaper_form(self.shape, left, right, positions=positions, filled=filled)
 
     def materialize(self) -> Direct:
         """See `Contribution`."""
@@ -253,7 +261,8 @@ class Lookup(Contribution):
         # An id out of range, which GPUs read as zeros, must not hit another group's row.
         known = (group < groups.num) & (ids >= 0) & (ids < size)
         if (groups.size * (self.ids.shape[1] or size)) ** 2 <= size:
-            ids = groups.positions(tf.where(known, ids, 0)[:, :, None])[:, :, 0]
+            # Padding has no row, so that it counts in no norm.
+            ids = groups.positions(tf.where(known, ids + 1, 0)[:, :, None])[:, :, 0] - 1
             values = tf.where(known[:, :, None], self.values, tf.zeros([], self.values.dtype))
             return Lookup(self.shape, ids, groups.positions(values))
         places = tf.reshape(tf.where(known, group * size + ids, -1), [-1])
@@ -315,15 +324,14 @@ def _select(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return tf.where(keep, values, tf.zeros([], values.dtype))
 
 
-def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
+def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
     """Returns sums over pairs of positions plus the rounding that cancellation may hide.
 
     Args:
       pairs: Float [n, T, T].
       most: Float [n], a bound on the square root of each sum.
-      terms: The length of an inner product.
+      terms: The length of an inner product and of a sum over positions.
     """
-    positions = tf.cast(tf.shape(pairs)[1], most.dtype)
     # Another dtype for the second sum keeps compilers from fusing both into one running sum, which
     # rounds far more.
     sums = tf.cast(
@@ -332,4 +340,4 @@ def _sum_of_pairs(pairs: tf.Tensor, most: tf.Tensor, terms: int) -> tf.Tensor:
     # Rounding can make a square negative; NaN must stay NaN, which `maximum` does not ensure on
     # every device.
     sums = tf.where(sums < 0, tf.zeros_like(sums), sums)
-    return sums + rounding_of_pairs(terms + positions + 1.0, most.dtype) * tf.square(most)
+    return sums + rounding_of_pairs(terms + 1.0, most.dtype) * tf.square(most)
