@@ -1,5 +1,6 @@
 """`audit.replay`: tight on clean steps of every engine, and each planted fault is found."""
 
+import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -25,6 +26,9 @@ def test_a_linear_models_step_attains_its_statement():
     assert gradient.replacement == pytest.approx(2.0, abs=1e-5)
     assert "holds" in str(result)
     assert "presence 1 of 1 stated" in str(result)
+    assert "Nothing was tried" not in str(result)
+    unmoved = dataclasses.replace(gradient, presence=0.0, replacement=0.0)
+    assert "Nothing was tried" in str(dataclasses.replace(result, sums=(unmoved,)))
     assert result.worst[0] == 0
     assert model.num_releases == 0
     assert all(np.array_equal(a, b) for a, b in zip(before, model.variables, strict=True))

@@ -114,6 +114,11 @@ class Replay:
                 f"presence {measured.presence:.6g} of {measured.stated:.6g} stated, "
                 f"replacement {measured.replacement:.6g} of {measured.stated_replacement:.6g}"
             )
+        if not any(measured.presence or measured.replacement for measured in self.sums):
+            lines.append(
+                "  Nothing was tried: no step drew these records, or none of them counts. "
+                "Take more num_steps, or all records."
+            )
         if not self.finite:
             lines.append("  A sum is not finite: a record is multiplied by zero, not selected.")
         if self.leaks:
