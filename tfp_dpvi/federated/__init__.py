@@ -11,9 +11,9 @@ Read the files in this order. Each imports from those before it only.
   that is saved; `server` runs a study, `status` shows it, and `aggregation` adds up sums that are
   only seen together.
 * `columns` are what hospitals share of their tables, and `counts` tell their typical values before
-  there is a study; `effects` differ between hospitals; `weights` are those of records; `window`
-  releases the sums, and `calibrated` is the posterior of them. `study` is the model, and `formula`
-  that of a regression.
+  there is a study; `weights` are those of records; `window` releases the sums; `effects` differ
+  between hospitals, and `calibrated` is the posterior of the sums. `study` is the model, and
+  `formula` that of a regression.
 * `scoring` and `refiner` make a hospital's local steps; `release` adds noise in each, `hospital`
   checks and charges, and `on_messages` adds noise to what is sent instead.
 * `simulation` plays a study in one process, and `rehearsal` on simulated records. The processes of

@@ -362,7 +362,7 @@ def weight_column(schema: Schema, name: str) -> Numeric:
 
 
 def _refuse_as_weights(weights: str | None, unit: str | None, outcome: str) -> None:
-    if weights is not None and weights in (unit, outcome):
+    if isinstance(weights, str) and weights in (unit, outcome):
         raise ValueError(
             f"weights={check.shown(weights)} is the outcome or the unit: pass the column of survey "
             "weights, or none."
