@@ -22,9 +22,9 @@ from tfp_dpvi.federated import (
 from tfp_dpvi.federated.calibrated import combine
 from tfp_dpvi.federated.deployment import worker
 from tfp_dpvi.federated.refiner import Refiner
-from tfp_dpvi.federated.sums import NUM_RELEASES
+from tfp_dpvi.federated.sums import NUM_RELEASES, SiteSums
 from tfp_dpvi.federated.weights import MOST_HELD
-from tfp_dpvi.federated.window import WindowRelease
+from tfp_dpvi.federated.window import WindowRelease, shares_of
 from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 
 NUM = 40
@@ -331,6 +331,19 @@ def effects_of(study, near, weighted, num=6):
         mechanism = release.mechanism.with_noise(0.5)
         sums[f"h{place}"] = refiner.window.sums(near, mechanism, data.tensors, place)
     return combine(study.point, near, sums, local=study.local)
+
+
+def test_a_hospital_whose_weights_noise_hides_takes_none_of_the_others_shares():
+    def site(num, mean, noise):
+        halves = {"weights": np.tile(num * np.array([mean, mean**2, 0.0, 1.0]), (2, 1))}
+        return SiteSums(num, np.eye(1), halves, {"weights": noise})
+
+    slopes, squares = shares_of([site(900, 0.1, 1.0), site(900, 0.4, 1.0), site(20, 0.4, 90.0)])
+    assert slopes[1] / slopes[0] == pytest.approx(4.0)
+    assert squares[1] / squares[0] == pytest.approx(16.0)
+    assert slopes[2] / slopes[0] == pytest.approx(20 / 900 * 0.25 / 0.1)
+    alone, _ = shares_of([site(100, 0.1, 900.0), site(300, 0.4, 900.0)])
+    assert alone.tolist() == [0.25, 0.75]
 
 
 def test_effects_of_weighted_hospitals_are_those_of_their_own_weighted_fits():

@@ -380,15 +380,19 @@ def released_weights(sums: SiteSums) -> ReleasedWeights | None:
 def shares_of(sites: Sequence[SiteSums]) -> tuple[np.ndarray, np.ndarray]:
     """Returns hospitals' shares of all records, or of their weights and of these squared; [M].
 
+    Where noise hides a hospital's weights, they are taken to be as the others'.
+
     Args:
       sites: The sums of each hospital.
     """
     records = np.array([site.num_records for site in sites], np.float64)
-    known = [part for part in map(released_weights, sites) if part is not None and part.is_known]
-    means, squares = np.ones([2, len(sites)])
-    if len(known) == len(sites):
-        means = np.array([part.mean for part in known])
-        squares = np.maximum([part.square for part in known], means**2)
+    moments = np.full([len(sites), 2], np.nan)
+    for place, part in enumerate(map(released_weights, sites)):
+        if part is not None and part.is_known:
+            moments[place] = part.mean, max(part.square, part.mean**2)
+    is_known = np.isfinite(moments[:, 0])
+    others = moments[is_known].mean(axis=0) if is_known.any() else np.ones(2)
+    means, squares = np.where(is_known[:, None], moments, others).T
     sums, square_sums = records * means, records * squares
     return sums / sums.sum(), square_sums / square_sums.sum()
 
