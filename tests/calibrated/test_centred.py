@@ -359,7 +359,7 @@ def simulated(expected, variance=0.0):
     """Moments at public inputs whose matrix is the identity."""
     eye = np.eye(2)
     return SimulatedMoments(
-        eye, 2.0, eye, eye, 2.0, expected, np.full(2, variance), variance, np.zeros([0, 2]), 1.0,
+        eye, 2.0, eye, eye, eye, 2.0, expected, np.full(2, variance), variance, np.zeros([0, 2]), 1.0,
         *[np.zeros(0)] * 2, SimulatedWider(2.0, 2.0, expected),
     )  # fmt: skip
 
@@ -404,6 +404,46 @@ def test_what_outcomes_vary_by_is_that_at_inputs_weighted_like_the_private_ones(
     grown = after.lack_of_fit.variance - before.lack_of_fit.variance
     assert grown == pytest.approx(4.0 * NUM)
     np.testing.assert_allclose(after.lack_of_fit.slope, 4.0 * NUM)
+
+
+@pytest.mark.parametrize("size", [0, 2])
+def test_what_a_record_varies_by_is_the_expected_square_of_its_clipped_score(size):
+    """By outcomes, in closed form or by their factors: that of the capped rows is another one."""
+    generator = np.random.default_rng(2)
+    difference, probability = two_values(50, 3, longest=4.0)
+    chances = np.stack([1.0 - probability, probability], axis=1)
+
+    def both(outcome):
+        if not size:
+            parts = (difference, probability, np.full(50, float(outcome)))
+            return centre_two_outcomes(*map(tf.constant, parts), 1.0)
+        observed = np.tile(np.eye(2)[outcome], (50, 1))
+        parts = (factors, chances, chances, observed)
+        return centre_outcomes(*map(tf.constant, parts), 1.0, jacobian=tf.constant(jacobian))
+
+    jacobian = 3.0 * generator.normal(size=(50, size, 3))
+    factors = generator.normal(size=(50, 2, size))
+    factors -= np.einsum("nj,njp->np", chances, factors)[:, None]
+    found = both(0)
+    psi = np.stack([found.psi, both(1).psi], axis=1)
+    expected = np.einsum("nj,nja,njb->nab", chances, psi, psi)
+    rows = found.covariance.numpy()
+    np.testing.assert_allclose(np.einsum("nja,njb->nab", rows, rows), expected, atol=1e-9)
+    # A fault that this would see: the rows of the capped matrix, by a factor for all of them.
+    capped = found.rows.numpy()
+    capped *= np.sqrt(np.sum(rows**2) / np.sum(capped**2))
+    assert np.abs(np.einsum("nja,njb->nab", capped, capped) - expected).max() > 0.1
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_scores_vary_in_each_direction_as_at_public_inputs(trusted):
+    """Where one is clipped more than another, and not as the capped matrix does."""
+    public = dataclasses.replace(simulated(1.0), covariance=np.diag([1.5, 0.5]))
+    found = curvatures_of(0, 1.0, 1.0, trusted=trusted, balanced=public)
+    directions = np.diagonal(found.variances, axis1=1, axis2=2)
+    capped = np.diagonal(found.matrices, axis1=1, axis2=2)
+    np.testing.assert_allclose(directions.sum(axis=1), capped.sum(axis=1))
+    assert np.mean(directions[:, 0] / directions[:, 1]) == pytest.approx(3.0, rel=0.05)
 
 
 @pytest.mark.parametrize("noise", [1.0, 0.2 * NUM, 2.0 * NUM])

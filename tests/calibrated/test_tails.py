@@ -17,7 +17,7 @@ tfd = tfp.distributions
 def moments(slopes, squares):
     none = np.zeros([0, 0])
     return SimulatedMoments(
-        none, 1.0, none, none, 1.0, 1.0, np.zeros(0), 0.0, none, 1.0,
+        none, 1.0, none, none, none, 1.0, 1.0, np.zeros(0), 0.0, none, 1.0,
         *[np.zeros(0)] * 2, SimulatedWider(1.0, 1.0, 1.0),
         row_slopes=np.stack(slopes, axis=1), row_squares=np.stack(squares, axis=1),
     )  # fmt: skip

@@ -66,6 +66,8 @@ class CentredScores(NamedTuple):
         `w min(|psi / w|^2, C^2 / m)`, which is linear in w unless psi is cut.
       expected: The expectation of the same, shape [n], at most C^2.
       slope: Two sets of rows for each record, whose products sum to the expected `psi u^T`.
+      covariance: Rows for each record, shape [n, m, d], whose outer products sum to the expected
+        `psi psi^T`.
       excess_slope: The derivative of `expected` in whitened coordinates, at which outcomes are
         drawn, shape [n, d].
       excess_variance: The variance of the same over outcomes, shape [n].
@@ -80,6 +82,7 @@ class CentredScores(NamedTuple):
     square: tf.Tensor
     expected: tf.Tensor
     slope: tuple[tf.Tensor, tf.Tensor]
+    covariance: tf.Tensor
     excess_slope: tf.Tensor
     excess_variance: tf.Tensor
     wider: tf.Tensor
@@ -132,6 +135,7 @@ def centre_two_outcomes(
         square=_counted(weights, lengths * tf.square(residual), bound),
         expected=expected,
         slope=(slope[:, None, None] * row, row),
+        covariance=(tf.sqrt(variance) * weighted)[:, None, None] * row,
         excess_slope=(variance * away)[:, None] * difference,
         excess_variance=variance * tf.square(away),
         wider=(residual * _weighted(weight, wide))[:, None] * difference,
@@ -202,6 +206,7 @@ def centre_outcomes(
     weighted = tf.transpose(model_weights[:, None] * psi, [2, 0, 1])
     away = tf.transpose(away, [2, 0, 1])
     slope = (weighted, away)
+    covariance = tf.transpose(tf.sqrt(model_weights)[:, None] * psi, [2, 0, 1])
     if jacobian is not None:
         # In d dimensions once more, since the Gram matrix may have lost digits.
         own, own_wide = (
@@ -212,6 +217,7 @@ def centre_outcomes(
         total = tf.reduce_sum(tf.square(rows), axis=[1, 2]) + rows.shape[1] * _least(rows)
         rows *= tf.sqrt(_at_most(total, bound**2))[:, None, None]
         slope = (jacobian, _times(_outer(weighted, away), jacobian))
+        covariance = _times(_root(covariance), jacobian)
         excess_slope = _times(excess_slope[:, None], jacobian)[:, 0]
     own_square = _counted(survey, tf.reduce_sum(tf.square(own), axis=1), bound)
     if weight is not None:
@@ -223,6 +229,7 @@ def centre_outcomes(
         square=own_square,
         expected=tf.minimum(expected, bound**2),
         slope=slope,
+        covariance=covariance,
         excess_slope=excess_slope,
         excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=0),
         wider=own_wide,

@@ -258,7 +258,11 @@ def with_slopes(
         # normal, larger the more noise there is, would call noise information.
         kappa = generator.normal(mean, 1.0 / np.sqrt(by_release + by_prior))
     kappa = np.where(np.isfinite(kappa), np.clip(kappa, 1.0, MOST_KAPPA), 1.0)
-    slopes: np.ndarray = kappa[:, None, None] * _shaped(matrices, prior)
+    # A / kappa: M, or corrected by a simulation for directions that are clipped more.
+    like = matrices
+    if prior.curvature is not None:
+        like = shaped(matrices, prior.matrix, prior.curvature)
+    slopes: np.ndarray = kappa[:, None, None] * like
     return slopes
 
 
@@ -275,12 +279,19 @@ def relative_to(matrix: np.ndarray, other: np.ndarray) -> np.ndarray:
     return relative
 
 
-def _shaped(matrices: np.ndarray, prior: CurvaturePrior) -> np.ndarray:
-    """Returns A / kappa: M, or corrected by a simulation for directions that are clipped more."""
-    if prior.curvature is None:
-        return matrices
-    relative = relative_to(prior.matrix, prior.curvature)
-    roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(relative)) * np.trace(prior.matrix))
+def shaped(matrices: np.ndarray, expected: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Returns what differs from matrices as one differs from another in a simulation.
+
+    Args:
+      matrices: Draws of a matrix, shape [K, d, d].
+      expected: The matrix in the simulation, shape [d, d].
+      other: The other one in the simulation, shape [d, d].
+
+    Returns:
+      Matrices with the traces of the draws, shape [K, d, d].
+    """
+    relative = relative_to(expected, other)
+    roots = np.linalg.cholesky(matrices + 1e-12 * np.eye(len(relative)) * np.trace(expected))
     shaped = roots @ relative @ np.swapaxes(roots, 1, 2)
     # What was cut in all directions together is released.
     traces = [np.trace(part, axis1=1, axis2=2) for part in (matrices, shaped)]

@@ -183,6 +183,7 @@ class ScoredLikelihood:
             information=symmetric(back @ sums["information"] @ back.T) / num,
             matrix=spread * symmetric(sums["matrix"]) / num,
             slope=symmetric(sums["slope"]) / num,
+            covariance=symmetric(sums["covariance"]) / num,
             scale=spread * float(sums["scale"]) / num,
             expected=float(sums["expected"]) / num,
             excess_slope=sums["excess_slope"] / num,
@@ -195,7 +196,6 @@ class ScoredLikelihood:
             wider=SimulatedWider(
                 *(float(sums[f"wider_{name}"]) / num for name in ("slope", "square", "product"))
             ),
-            variance=float(sums["variance"]) / num,
             spread=spread,
             lengths=sums["lengths"],
             row_slopes=sums["row_slopes"],
@@ -320,6 +320,7 @@ class ScoredLikelihood:
             "information": tf.einsum("nja,njb->ab", *scores.information),
             "matrix": tf.einsum("nja,njb->ab", centred.rows, centred.rows),
             "slope": tf.einsum("nja,njb->ab", *centred.slope),
+            "covariance": tf.einsum("nja,njb->ab", centred.covariance, centred.covariance),
             "scale": tf.reduce_sum(centred.scale),
             "expected": tf.reduce_sum(centred.expected),
             "excess_slope": tf.reduce_sum(centred.excess_slope, axis=0),
@@ -327,7 +328,6 @@ class ScoredLikelihood:
             "wider_slope": tf.reduce_sum(centred.wider_slope),
             "wider_square": tf.reduce_sum(tf.square(centred.wider)),
             "wider_product": tf.reduce_sum(centred.wider * centred.psi),
-            "variance": tf.reduce_sum(tf.square(centred.psi)),
             "lengths": lengths,
             "products": self._products(centred.rows),
         }

@@ -21,6 +21,7 @@ from tfp_dpvi.calibrated.curvature import (
     CurvaturePrior,
     NoisyCurvature,
     relative_to,
+    shaped,
     with_slopes,
 )
 from tfp_dpvi.calibrated.diagonal import mismatch, probes
@@ -158,6 +159,7 @@ class SimulatedMoments:
       length: Its trace in whitened coordinates.
       matrix: The mean of what `CentredCurvature` sums, shape [d, d].
       slope: The slope of the expected psi, symmetric, shape [d, d].
+      covariance: The expected `psi psi^T`, shape [d, d].
       scale: The mean of what `CentredScale` sums.
       expected: The expected `|psi|^2`.
       excess_slope: The derivative of the expected `|psi|^2` in whitened coordinates, shape [d].
@@ -168,7 +170,6 @@ class SimulatedMoments:
       squares: For many coefficients what `CentredDiagonal` sums, shape [d + P]; else empty.
       squares_variance: Its variance over records.
       wider: Those of scores under the wider clip.
-      variance: The mean `|psi|^2`, of the simulated outcomes.
       spread: See `RecordWeights`.
       lengths: Norms of scores before clip and weights, shape [n]; empty without weights.
       row_slopes: The part of each record in the diagonal of `slope`, shape [n, d].
@@ -179,6 +180,7 @@ class SimulatedMoments:
     length: float
     matrix: np.ndarray
     slope: np.ndarray
+    covariance: np.ndarray
     scale: float
     expected: float
     excess_slope: np.ndarray
@@ -188,7 +190,6 @@ class SimulatedMoments:
     squares: np.ndarray
     squares_variance: np.ndarray
     wider: SimulatedWider
-    variance: float = math.nan
     spread: float = 1.0
     lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     row_slopes: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros([0, 0]))
@@ -402,7 +403,8 @@ class Curvatures:
       slopes: Draws of A, shape [K, d, d].
       matrices: Draws of the capped matrix, shape [K, d, d].
       variances: Draws of what times `window.simulation` is the covariance of the mean score: with
-        weights those of the sum of `psi psi^T`, and else the capped matrix.
+        weights those of the sum of `psi psi^T`, and else of its shape, with the traces of
+        `matrices`.
       lack_of_fit: See `LackOfFit`.
       shrink: The slope over the information, as simulated: at most 1, since scores are clipped.
       ranks: Those of outcomes among twins; None without twins.
@@ -539,10 +541,11 @@ class SeenCurvature:
             degrees=_degrees(size, _DEGREES if trusted else _UNTRUSTED),
             log_factor_sd=_LOG_FACTOR_SD,
             kappa=(kappa, _WEIGHTED_SD + kappa - 1.0 if weighted else _KAPPA_SD * kappa),
-            curvature=root @ _relative_slope(source) @ root.T,
+            curvature=root @ _relative_to_matrix(source, source.slope) @ root.T,
             alike=_degrees(size, alike),
             intercept=intercept,
         )
+        self._covariance = root @ _relative_to_matrix(source, source.covariance) @ root.T
         self._noisy = NoisyCurvature(self.window, self._prior)
 
     @functools.cached_property
@@ -582,12 +585,13 @@ class SeenCurvature:
             matrices = prior.matrix * self._ratios[:, :, None] * self._ratios[:, None, :]
             far = self._far
         slopes = with_slopes(window, prior, matrices, generator)
-        variances = matrices
-        if self._weighted:
-            expected = self._num_records * source.variance / np.trace(source.matrix)
+        if not self._weighted:
+            # The clip cuts long scores, and their squares more than their slopes.
+            variances = shaped(matrices, prior.matrix, self._covariance)
+        else:
             variances = _draw_variances(
                 released,
-                expected * source.matrix,
+                self._num_records * source.covariance,
                 window,
                 prior,
                 generator,
@@ -643,11 +647,11 @@ def _is_hidden(
     return bool(is_small and not by_design and (is_guess or is_contradicted))
 
 
-def _relative_slope(simulated: SimulatedMoments) -> np.ndarray:
-    """Returns the slope in coordinates in which the capped matrix is the identity."""
+def _relative_to_matrix(simulated: SimulatedMoments, other: np.ndarray) -> np.ndarray:
+    """Returns another moment in coordinates in which the capped matrix is the identity."""
     size = len(simulated.matrix)
     ridge = _RIDGE * np.trace(simulated.matrix) / size * np.eye(size)
-    return symmetric(relative_to(simulated.matrix + ridge, simulated.slope + ridge))
+    return symmetric(relative_to(simulated.matrix + ridge, other + ridge))
 
 
 def _window_of(
@@ -701,7 +705,7 @@ def _draw_variances(
 ) -> np.ndarray:
     """Returns draws of the sum of `psi psi^T` given its release, shape [K, d, d].
 
-    Its prior has the shape of the capped matrix at public inputs.
+    Its prior has the shape of those at public inputs.
 
     Args:
       released: The released sums.
