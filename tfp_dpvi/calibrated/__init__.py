@@ -19,10 +19,11 @@ A fit without an optimizer makes scoring steps instead:
   beside them: for many parameters, under a wider clip, of where outcomes lie, of survey weights.
 * `scores` finds the scores of a record's possible outcomes; `whitening` computes coordinates;
   `balance` weights public inputs like private ones; `scored` is a likelihood with its scores, and
-  their moments at public inputs; `steps` is one step.
-* `start` and `progress` say where steps begin and how long they are; `scoring` makes a fit of them.
-* `moved` says what is released at other parameters; `jumps` refuses likelihoods whose scores do not
-  show a parameter; `centred_fit` computes the posterior.
+  their moments at public inputs, and `moved` what they are if outcomes follow other parameters.
+* `steps` is one step; `start` and `progress` say where steps begin and how long they are; `scoring`
+  makes a fit of them.
+* `bend` weighs the posterior's draws by the third order of the likelihood; `jumps` refuses
+  likelihoods whose scores do not show a parameter; `centred_fit` computes the posterior.
 """
 
 from tfp_dpvi.calibrated.clip import (

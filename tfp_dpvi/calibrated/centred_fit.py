@@ -12,6 +12,7 @@ import numpy as np
 from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
+from tfp_dpvi.calibrated.bend import LinearScore, bent
 from tfp_dpvi.calibrated.checks import (
     Checks,
     ParameterChecks,
@@ -29,6 +30,7 @@ from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.calibrated.wider import z_scores
+from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.data import Records, UnitRows, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of, zeros_like
@@ -365,6 +367,7 @@ def posterior_of(
     near_draws = without_far_draws(draws, coordinates.names)
     unit = near_draws.std(axis=0)
     to_phi = np.linalg.inv(whitening.T) * unit[index]
+    is_sum = statistic is None
     statistic = Statistic.of_curvatures(curvatures) if statistic is None else statistic
     in_phi = statistic.likelihood
     likelihood = LinearLikelihood(
@@ -384,6 +387,10 @@ def posterior_of(
         start = guess.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
+    effective = math.nan
+    if is_sum:
+        mixture, effective = _bent(scoring, window, statistic, whitening, mixture, generator)
+        scaled = Mixture(mixture.locs / unit, mixture.scales / unit[:, None])
     spread = (
         to_phi.T @ statistic.slope @ to_phi,
         to_phi.T @ statistic.data @ to_phi,
@@ -398,12 +405,38 @@ def posterior_of(
     return Calibrated(
         mixture,
         distribution,
-        checks,
+        dataclasses.replace(checks, effective=effective),
         window.num_steps,
         shares=mixtures.variance_shares(*spread),
         halving=mixtures.halving_factors(*spread) if statistic.halves else None,
         log_scales=True,
     )
+
+
+def _bent(
+    scoring: Scoring,
+    window: Window,
+    statistic: Statistic,
+    whitening: np.ndarray,
+    mixture: Mixture,
+    generator: np.random.Generator,
+) -> tuple[Mixture, float]:
+    """Returns the posterior with the likelihood's third order, and the effective share of draws."""
+    if scoring.pairing.generative:
+        return mixture, math.nan
+    index = scoring.pairing.index
+    expected = scoring.likelihood.moments_at(whitening.T @ window.theta, whitening).slope
+    linear = LinearScore(
+        window.theta,
+        window.score,
+        statistic.slope,
+        statistic.data + statistic.noise,
+        float(np.trace(statistic.slope) / np.trace(expected)),
+    )
+    back = np.linalg.inv(whitening)
+    if linear.is_near_normal(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
+        return mixture, math.nan
+    return bent(mixture, index, scoring.moved, linear, whitening, generator)
 
 
 def _checks(

@@ -29,12 +29,20 @@ class MovedScores:
 
     Args:
       likelihood: The likelihood and its public inputs.
+      num_outcomes: The number of outcomes of all public inputs, where they are drawn.
+
+    Attributes:
+      psi: The centred scores of the outcomes, shape [n, d].
+      weights: The outcomes' weights, which sum to 1, shape [n].
     """
 
-    def __init__(self, likelihood: ScoredLikelihood) -> None:
+    def __init__(self, likelihood: ScoredLikelihood, num_outcomes: int = _NUM_OUTCOMES) -> None:
         self._likelihood = likelihood
+        self._num_outcomes = num_outcomes
         self._density = function_of_model(self._log_densities)
         self._score = function_of_model(self._scores)
+        self._tilt = function_of_model(self._tilted)
+        self._slope = function_of_model(self._slopes)
 
     def start(self, theta: np.ndarray, whitening: np.ndarray) -> None:
         """Computes the scores at a point.
@@ -46,11 +54,12 @@ class MovedScores:
         likelihood = self._likelihood
         vector = likelihood.vector_at(theta)
         place = (vector, tf.constant(whitening, likelihood.dtype))
-        found = self._score(*place, likelihood.public_weights())
+        found = self._score(*place, likelihood.inputs, likelihood.public_weights())
         self._records = found[:2]
         self._start = self._density(vector, *self._records).numpy()
-        psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
-        self._weighted = psi * weights[:, None] / max(weights.sum(), 1.0)
+        self._place = place
+        self.psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
+        self.weights = weights / max(weights.sum(), 1.0)
         self._usable = np.isfinite(self._start) & (weights > 0.0)
 
     def __call__(self, truth: np.ndarray) -> np.ndarray:
@@ -64,26 +73,101 @@ class MovedScores:
         logs = np.where(usable, logs - self._start, 0.0).astype(np.float64)
         # Those at the point have the mean 0.
         ratios = np.expm1(np.minimum(logs, _MOST_LOG))
-        mean: np.ndarray = ratios @ self._weighted
+        mean: np.ndarray = (self.weights * ratios) @ self.psi
         return mean
+
+    def tilted(self, truths: np.ndarray, tilts: np.ndarray) -> np.ndarray:
+        """Returns the moment generating function of a record's score, less 1.
+
+        Args:
+          truths: Coordinates that outcomes follow, shape [m, d].
+          tilts: Its arguments in whitened coordinates, one for each of the truths, shape [m, d].
+
+        Returns:
+          Array of shape [m].
+        """
+        dtype = self._likelihood.dtype
+        usable = tf.constant(self._usable)
+        weights = np.where(self._usable, self.weights, 0.0)
+        arrays = (truths, tilts, self.psi, weights, self._start)
+        parts = [tf.constant(part, dtype) for part in arrays]
+        found: np.ndarray = self._tilt(*parts, usable, *self._records).numpy()
+        return found.astype(np.float64)
+
+    def derivative(self, values: np.ndarray) -> np.ndarray:
+        """Returns the derivative of a mean over outcomes in the parameters that they follow.
+
+        Args:
+          values: A value for each outcome, shape [n].
+
+        Returns:
+          Array of shape [d], in whitened coordinates.
+        """
+        vector, whitening = self._place
+        weights = np.where(self._usable, self.weights * values, 0.0)
+        weights = tf.constant(weights, vector.dtype)
+        slope = self._slope(vector, weights, tf.constant(self._usable), *self._records)
+        found: np.ndarray = tf.linalg.matvec(whitening, slope).numpy()
+        return found.astype(np.float64)
+
+    def _tilted(
+        self,
+        truths: tf.Tensor,
+        tilts: tf.Tensor,
+        psi: tf.Tensor,
+        weights: tf.Tensor,
+        start: tf.Tensor,
+        usable: tf.Tensor,
+        x: Structure,
+        outcomes: Structure,
+    ) -> tf.Tensor:
+        def one(parts: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+            truth, tilt = parts
+            logs = self._log_densities(self._likelihood.vector_at(truth), x, outcomes) - start
+            logs = tf.where(usable & tf.math.is_finite(logs), logs, tf.zeros_like(logs))
+            logs += tf.linalg.matvec(psi, tilt)
+            return tf.reduce_sum(weights * tf.math.expm1(tf.minimum(logs, _MOST_LOG)))
+
+        return tf.map_fn(one, (truths, tilts), fn_output_signature=psi.dtype)
+
+    def _slopes(
+        self,
+        vector: tf.Tensor,
+        weights: tf.Tensor,
+        usable: tf.Tensor,
+        x: Structure,
+        outcomes: Structure,
+    ) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(vector)
+            logs = self._log_densities(vector, x, outcomes)
+            # Of zero weight, and so that no gradient is that of an infinite density.
+            logs = tf.where(usable, logs, tf.zeros_like(logs))
+            total = tf.reduce_sum(weights * logs)
+        slope = tape.gradient(total, vector, unconnected_gradients="zero")
+        return self._likelihood.pairing.read(slope)
 
     def _log_densities(self, vector: tf.Tensor, x: Structure, outcomes: Structure) -> tf.Tensor:
         distribution = self._likelihood.pairing.distribution(vector, x)
         return distribution.log_prob(as_event(outcomes, distribution))
 
     def _scores(
-        self, vector: tf.Tensor, whitening: tf.Tensor, survey: RecordWeights | None
+        self,
+        vector: tf.Tensor,
+        whitening: tf.Tensor,
+        inputs: Structure,
+        survey: RecordWeights | None,
     ) -> tuple[Structure, Structure, tf.Tensor, tf.Tensor]:
         """Returns inputs, outcomes, their centred scores [n, d] and weights [n], summing to 1 each.
 
         Each public input is there once for each of its outcomes, with its survey weight.
         """
         likelihood, pairing = self._likelihood, self._likelihood.pairing
-        num = tf.nest.flatten(likelihood.inputs)[0].shape[0]
-        distribution = pairing.distribution(vector, likelihood.inputs)
+        num = tf.nest.flatten(inputs)[0].shape[0]
+        distribution = pairing.distribution(vector, inputs)
         values = None if pairing.generative else possible_values(distribution)
-        each = max(1, _NUM_OUTCOMES // num) if values is None else len(values)
-        x = tf.nest.map_structure(lambda part: tf.repeat(part, each, axis=0), likelihood.inputs)
+        each = max(1, self._num_outcomes // num) if values is None else len(values)
+        x = tf.nest.map_structure(lambda part: tf.repeat(part, each, axis=0), inputs)
         mask = tf.fill([num * each], True)
         weights = tf.fill([num * each], tf.constant(1.0 / each, vector.dtype))
         if survey is not None:

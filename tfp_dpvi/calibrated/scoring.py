@@ -9,6 +9,7 @@ steps, the window, keep their coordinates, and the posterior is computed from wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import math
@@ -22,6 +23,7 @@ from tfp_dpvi._tf import Structure, tf
 from tfp_dpvi.calibrated.balance import InputWeights
 from tfp_dpvi.calibrated.clip import NUM_BLOCKS, have_steps, last_block
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, exact_mixture
+from tfp_dpvi.calibrated.moved import MovedScores
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.progress import Caution, Progress, Search
 from tfp_dpvi.calibrated.scored import ScoredLikelihood
@@ -94,6 +96,8 @@ _FAR = 0.5
 # Newton steps at once, of a search that passes parameters where information differs.
 _FAR_STEPS = 2.0
 _NUM_PRIOR_DRAWS = 4096
+# Outcomes of all public inputs, of which the third order is computed.
+_NUM_OUTCOMES = 8192
 
 
 class FitCoordinates(NamedTuple):
@@ -858,6 +862,11 @@ class Scoring:
         return seen.draw(), self._coordinates.whitening
 
     # ------------------------------------------------------------------ simulation
+
+    @functools.cached_property
+    def moved(self) -> MovedScores:
+        """Scores of outcomes that follow other parameters, traced once for all fits."""
+        return MovedScores(self.likelihood, _NUM_OUTCOMES)
 
     def _prior_per_record(self) -> np.ndarray:
         return self.prior.precision / self.num_records
