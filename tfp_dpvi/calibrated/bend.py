@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_dpvi.calibrated.checks import LEAST_EFFECTIVE
 from tfp_dpvi.calibrated.mixture import Mixture, kernels
 from tfp_dpvi.calibrated.moved import MovedScores
 
@@ -23,23 +22,25 @@ _MOST_NUMBERS = 2**26
 _NUM_KERNELS = 1024
 # With less the third order moves no mean by more than a seventh of a standard deviation.
 _LEAST_SQUARE = 0.1
+# Of a logarithm of a draw's weight.
+_MOST_LOG = 3.0
 
 
 class LinearScore(NamedTuple):
-    """A released score, in whitened coordinates.
+    """A released score in whitened coordinates, for each of K draws of the curvature.
 
     Attributes:
       place: The parameters at which scores were taken, shape [d].
       score: The released sum, shape [d].
-      slope: The slope of its expectation, shape [d, d].
-      covariance: Its covariance, that of the noise included, shape [d, d].
-      num: Of so many records at public inputs the slope's trace is expected.
+      slopes: The slopes of its expectation, shape [K, d, d].
+      covariances: Its covariances, that of the noise included, shape [K, d, d].
+      num: The number of records, times the mean of their weights over that at public inputs.
     """
 
     place: np.ndarray
     score: np.ndarray
-    slope: np.ndarray
-    covariance: np.ndarray
+    slopes: np.ndarray
+    covariances: np.ndarray
     num: float
 
     def is_near_normal(self, covariance: np.ndarray) -> bool:
@@ -51,8 +52,33 @@ class LinearScore(NamedTuple):
         Args:
           covariance: The posterior's, in whitened coordinates, shape [d, d].
         """
-        determined = np.trace(covariance @ self.slope)
+        determined = np.trace(covariance @ self.slopes.mean(axis=0))
         return bool(determined**2 < _LEAST_SQUARE * self.num)
+
+    def tilts(self, away: np.ndarray) -> np.ndarray:
+        """Returns the derivative of the log density in the score, with the opposite sign.
+
+        Args:
+          away: Distances of parameters from the place, shape [m, d].
+
+        Returns:
+          Array of shape [m, d].
+        """
+        roots = np.linalg.cholesky(self.covariances)
+        inverses = np.linalg.inv(roots)
+        logs = -np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)[:, None]
+        residuals = (
+            (self.score - away @ slope.T) @ inverse.T
+            for slope, inverse in zip(self.slopes, inverses, strict=True)
+        )
+        logs = logs - np.stack([np.sum(part**2, axis=1) for part in residuals]) / 2.0
+        chances = np.exp(logs - logs.max(axis=0))
+        chances /= chances.sum(axis=0)
+        total = np.zeros_like(away)
+        for chance, slope, inverse in zip(chances, self.slopes, inverses, strict=True):
+            residual = (self.score - away @ slope.T) @ inverse.T
+            total += chance[:, None] * (residual @ inverse)
+        return total
 
 
 def third_order(
@@ -75,18 +101,16 @@ def third_order(
       Array of shape [m].
     """
     away = draws - linear.place
-    expected = linear.slope @ away.T
-    tilts = np.linalg.solve(linear.covariance, linear.score[:, None] - expected).T
-    # How much of the covariance a record has.
+    tilts = linear.tilts(away)
     psi = scores.psi
-    parts = np.sum(psi * np.linalg.solve(linear.covariance, psi.T).T, axis=1)
+    # How much of the covariance a record has.
+    parts = np.sum(psi * np.linalg.solve(linear.covariances.mean(axis=0), psi.T).T, axis=1)
     up, down = (
         scores.tilted((linear.place + sign * away) @ whitening, sign * tilts)
         for sign in (1.0, -1.0)
     )
     odd = (up - down) / 2.0
-    ones = np.ones(len(psi))
-    odd -= away @ scores.derivative(ones) + tilts @ (scores.weights @ psi)
+    odd -= away @ scores.derivative(np.ones(len(psi))) + tilts @ (scores.weights @ psi)
     normalised = away @ scores.derivative(parts) + tilts @ ((scores.weights * parts) @ psi)
     found: np.ndarray = linear.num * (odd - normalised / 2.0)
     return found
@@ -99,7 +123,7 @@ def bent(
     linear: LinearScore,
     whitening: np.ndarray,
     generator: np.random.Generator,
-) -> tuple[Mixture, float]:
+) -> Mixture:
     """Returns the posterior with the likelihood's third order, by weights of its draws.
 
     Args:
@@ -109,21 +133,15 @@ def bent(
       linear: The released score.
       whitening: W, shape [d, d].
       generator: The source of random numbers.
-
-    Returns:
-      The posterior, and the effective share of its draws; the same one if the share is too small.
     """
     scores.start(whitening.T @ linear.place, whitening)
     num = min(_NUM_DRAWS, max(_NUM_KERNELS, _MOST_NUMBERS // len(scores.psi)))
     draws = mixture.sample(num, generator)
     logs = third_order(scores, linear, whitening, draws[:, index] @ np.linalg.inv(whitening))
-    logs = np.where(np.isfinite(logs), logs, -np.inf)
-    weights = np.exp(logs - logs.max())
-    weights /= weights.sum()
-    effective = float(1.0 / np.sum(weights**2) / num)
-    if not effective > LEAST_EFFECTIVE:
-        return mixture, effective
+    # Far out a third order says little; that of most draws is much below this.
+    logs = _MOST_LOG * np.tanh((logs - np.median(logs)) / _MOST_LOG)
+    total = np.cumsum(np.exp(logs))
     # Systematic resampling.
     places = (np.arange(_NUM_KERNELS) + generator.uniform()) / _NUM_KERNELS
-    picks = np.minimum(np.searchsorted(np.cumsum(weights), places), num - 1)
-    return kernels(draws[picks]), effective
+    picks = np.minimum(np.searchsorted(total / total[-1], places), num - 1)
+    return kernels(draws[picks])

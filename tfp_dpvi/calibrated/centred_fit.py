@@ -30,7 +30,6 @@ from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.calibrated.wider import z_scores
-from tfp_dpvi.calibrated.window import Window
 from tfp_dpvi.data import Records, UnitRows, make_records
 from tfp_dpvi.data.records import by_column
 from tfp_dpvi.data.shapes import specs_of, zeros_like
@@ -387,9 +386,8 @@ def posterior_of(
         start = guess.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
-    effective = math.nan
     if is_sum:
-        mixture, effective = _bent(scoring, window, statistic, whitening, mixture, generator)
+        mixture = _bent(scoring, curvatures, whitening, mixture, generator)
         scaled = Mixture(mixture.locs / unit, mixture.scales / unit[:, None])
     spread = (
         to_phi.T @ statistic.slope @ to_phi,
@@ -405,7 +403,7 @@ def posterior_of(
     return Calibrated(
         mixture,
         distribution,
-        dataclasses.replace(checks, effective=effective),
+        checks,
         window.num_steps,
         shares=mixtures.variance_shares(*spread),
         halving=mixtures.halving_factors(*spread) if statistic.halves else None,
@@ -415,27 +413,25 @@ def posterior_of(
 
 def _bent(
     scoring: Scoring,
-    window: Window,
-    statistic: Statistic,
+    curvatures: Curvatures,
     whitening: np.ndarray,
     mixture: Mixture,
     generator: np.random.Generator,
-) -> tuple[Mixture, float]:
-    """Returns the posterior with the likelihood's third order, and the effective share of draws."""
+) -> Mixture:
+    """Returns the posterior with the likelihood's third order, where it matters."""
     if scoring.pairing.generative:
-        return mixture, math.nan
-    index = scoring.pairing.index
-    expected = scoring.likelihood.moments_at(whitening.T @ window.theta, whitening).slope
+        return mixture
+    index, window = scoring.pairing.index, curvatures.window
     linear = LinearScore(
         window.theta,
         window.score,
-        statistic.slope,
-        statistic.data + statistic.noise,
-        float(np.trace(statistic.slope) / np.trace(expected)),
+        curvatures.slopes,
+        window.score_covariance(curvatures.variances),
+        scoring.counted(curvatures.weights),
     )
     back = np.linalg.inv(whitening)
     if linear.is_near_normal(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
-        return mixture, math.nan
+        return mixture
     return bent(mixture, index, scoring.moved, linear, whitening, generator)
 
 

@@ -37,8 +37,6 @@ MOST_EXTENT = 1.0
 MOST_TAIL = 1.6
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
-# Of draws that are weighted, the least effective share with which these are the posterior.
-LEAST_EFFECTIVE = 0.1
 
 # A vague prior of scale 100 on standardised data stays below it with a pilot.
 MOST_REACHES = 25.0
@@ -89,8 +87,6 @@ class Checks:
       cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
         alike, so that they say nothing of outcomes.
       cut_noise: The standard deviation of the noise on `cut`.
-      effective: The effective share of the posterior's draws once the likelihood's third order
-        weighs them; NaN where it is too small to matter.
     """
 
     distance: float
@@ -106,7 +102,6 @@ class Checks:
     weight_variation: float = math.nan
     cut: float = math.nan
     cut_noise: float = math.nan
-    effective: float = math.nan
 
     def with_fit(
         self, excess: float, z: float, ranks: float, parameters: ParameterChecks
@@ -176,12 +171,6 @@ class Checks:
                 f"the clip cuts {self.cut:.1%} of the weighted scores (limit {MOST_CUT:.0%}): if "
                 "weights depend on outcomes, estimates are biased; pass public_inputs that "
                 "resemble the private ones"
-            )
-        if self.effective < LEAST_EFFECTIVE:
-            sentences.append(
-                "the likelihood is far from normal where the posterior is: few records inform "
-                "some parameters, and intervals and means may be off; join rare levels, or take "
-                "more records or a larger epsilon"
             )
         if self._hides_weights:
             sentences.append(

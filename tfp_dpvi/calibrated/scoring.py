@@ -624,17 +624,25 @@ class Scoring:
           weights: What was released of records' weights: they may depend on inputs and outcomes
             unless they are alike. None without weights.
         """
-        total = float(self.num_records)
-        if weights is not None:
-            if not weights.are_alike:
-                return None
-            total *= weights.mean / float(self.likelihood.scale.shares.mean())
+        if weights is not None and not weights.are_alike:
+            return None
+        total = self.counted(weights)
         return self.likelihood.balanced(
             released.theta,
             self._coordinates.whitening,
             released.matrix / total,
             released.matrix_sd / total,
         )
+
+    def counted(self, weights: ReleasedWeights | None) -> float:
+        """Returns N, times the mean weight of records over that of public inputs.
+
+        Args:
+          weights: What was released of records' weights; None without weights.
+        """
+        if weights is None:
+            return float(self.num_records)
+        return self.num_records * weights.mean / float(self.likelihood.scale.shares.mean())
 
     def _are_alike(self, seen: SeenCurvature) -> bool:
         """Returns whether private inputs resemble the public ones, whose coordinates are then kept.

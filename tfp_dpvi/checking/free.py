@@ -235,15 +235,6 @@ def _of_training(checks: Checks) -> list[CheckRow]:
             "how much a score that is not linear moves the mean",
             "anything without a pilot",
         ),
-        _row(
-            "effective draws",
-            checks.effective,
-            f"{checks.effective:.0%}",
-            f">= {limits.LEAST_EFFECTIVE:.0%}",
-            checks.effective >= limits.LEAST_EFFECTIVE,
-            "a likelihood far from normal, as of groups with few records",
-            "errors of the model",
-        ),
     ]
 
 
