@@ -353,7 +353,8 @@ def posterior_of(
       scoring: The model, and the number of records.
       curvatures: The draws, and the window's released sums.
       whitening: W, shape [d, d].
-      statistic: What the sums say, if it is not what they say together.
+      statistic: What the sums say, if it is not what all records together say: then the
+        likelihood is taken to second order.
 
     Raises:
       ValueError, np.linalg.LinAlgError: The releases give no posterior.

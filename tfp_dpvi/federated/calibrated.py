@@ -333,12 +333,15 @@ def combine(
     try:
         curvatures = _curvatures(point, total, theta, whitening)
         factors = np.ones(len(sites))
+        statistic: Statistic | None = None
         if local is None:
             found = _heterogeneity(sites, curvatures)
             if weights == "precision" and found.p_value >= _LIKE:
                 factors = _precision_weights(sites, curvatures)
                 curvatures = _weighted(point, sites, factors, (theta, whitening), curvatures)
-            calibrated = posterior_of(point.scoring, curvatures, whitening)
+                # Weighted sums are not those of so many records, whose third order is known.
+                statistic = Statistic.of_curvatures(curvatures)
+            calibrated = posterior_of(point.scoring, curvatures, whitening, statistic)
             bend = _bend(point, calibrated, theta, whitening)
         else:
             effects = _with_effects(point, sites, curvatures, (theta, whitening), local)
