@@ -1,7 +1,7 @@
 """A scoring step over a flat one: the same model and the same full batch, in alternating rounds of one run.
 
     python benchmarks/scoring_time.py [--only logistic] [--output docs/figures/scoring_time.json]
-    python benchmarks/scoring_time.py --weighted --rounds 41 [--output docs/figures/weighted_time.json]
+    python benchmarks/scoring_time.py --weighted --rounds 31 [--output docs/figures/weighted_time.json]
 
 The flat step clips the gradient of each record's log density at one draw of the surrogate (Adam, mean field). The scoring step
 is that of `compile` without an optimizer. Ratios are of medians; `first_s` is the time of the first call, which traces and

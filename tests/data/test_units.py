@@ -190,9 +190,22 @@ def test_an_outcome_of_another_row_among_the_inputs_is_refused(change, newest_fi
     ):
         records = make_records(inputs, y, None, dtype=np.dtype("float32"), validate=True)
         for most in (1, 4):
-            with pytest.raises(ValueError, match=f"^{name} is the outcome") as error:
+            with pytest.raises(ValueError, match=f"^{name} is the outcome of the person") as error:
                 records.refuse_earlier_outcomes(make_units(ids, len(y), most))
             assert len(str(error.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("change", [np.array, lambda y: 0.5 - 2.0 * y])
+def test_the_outcome_itself_is_no_outcome_of_another_row(change):
+    """Where it does not change within a person: the reason given is not that of an earlier outcome."""
+    ids, _, _, x = visits()
+    y = np.random.default_rng(1).integers(0, 2, 40).astype(float)[ids]
+    records = make_records(
+        np.stack([x, change(y)], axis=1), y, None, dtype=np.dtype("float32"), validate=True
+    )
+    with pytest.raises(ValueError, match=r"^x\[:, 1\] is the outcome itself") as error:
+        records.refuse_earlier_outcomes(make_units(ids, len(y), 4))
+    assert len(str(error.value).splitlines()) <= 2
 
 
 def test_inputs_that_are_like_outcomes_are_taken():

@@ -198,13 +198,13 @@ def test_replay_of_sums_on_neighbours_with_any_weights(study, refiner):
     assert check_sums(study, refiner) > 0.5, "the statement is nearly attained"
 
 
-def test_replay_finds_weights_after_the_clip(study, monkeypatch):
+def test_replay_finds_scores_of_three_times_the_clip(study, monkeypatch):
     honest = ScoredLikelihood.scores
 
     def after(self, *arguments):
         scores = honest(self, *arguments)
-        weight = 3.0 * scores.centred.psi
-        return scores._replace(centred=scores.centred._replace(psi=weight))
+        longer = 3.0 * scores.centred.psi
+        return scores._replace(centred=scores.centred._replace(psi=longer))
 
     monkeypatch.setattr(ScoredLikelihood, "scores", after)
     with pytest.raises(AssertionError, match=r"presence|replacement"):

@@ -7,8 +7,10 @@ import pytest
 import tensorflow as tf
 
 import tfp_dpvi as dpvi
+from tfp_dpvi.calibrated.centred import CentredCurvature
 from tfp_dpvi.ghost.contributions import Direct, Lookup, Outer
 from tfp_dpvi.gradients import Clip, clipped_sum
+from tfp_dpvi.gradients.base import PerExample
 from tfp_dpvi.gradients.reparameterized import through_draws
 from tfp_dpvi.gradients.vmap import sum_of_squares
 
@@ -152,6 +154,26 @@ def test_rounding_of_products_in_blocks_exceeds_the_sensitivity_by_little(jit_co
     term = np.outer(rows[0], rows[0])
     rows[0] = 0.0
     assert np.linalg.norm(full - compiled(tf.constant(rows)).numpy() - term) < 0.008 * 0.5
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rounding_of_the_curvature_is_that_of_blocks_with_weights_and_else_none(weighted):
+    """C3 in float32: one long product is refused in both, and products of blocks without weights."""
+    values, _ = adversarial_batch(range(10, 17))
+    rows = 0.1 * np.random.default_rng(0).normal(size=[len(values), 1, 16]).astype(np.float32)
+    rows[:, 0, 0], rows[:, 0, 1] = 0.5, values / 2.0
+    curvature = CentredCurvature(16, Clip(1.0))
+
+    def sum_of(rows):
+        nothing, extra = tf.zeros([0]), {"rows": tf.constant(rows)}
+        if weighted:
+            extra["share"] = tf.ones([len(rows)])
+        return curvature.sum_of(PerExample(nothing, nothing, nothing, extra=extra)).numpy()
+
+    full, term = sum_of(rows), rows[0].T.astype(np.float64) @ rows[0]
+    rows[0] = 0.0
+    excess = np.linalg.norm(full - sum_of(rows) - term)
+    assert excess < (0.008 * 0.5 if weighted else 1e-9)
 
 
 def test_products_are_in_float64_where_a_gpu_rounds_their_factors(monkeypatch):

@@ -83,7 +83,7 @@ class BayesianModel:
           TypeError: The likelihood returned something else.
         """
         if isinstance(x, UnitRows):
-            return unit_distribution(self.distribution_at(params, flat_rows(x)), x)
+            return unit_distribution(self.distribution_at(params, flat_rows(x.rows)), x)
         distribution = self.likelihood(params) if self.generative else self.likelihood(params, x)
         if not isinstance(distribution, tfd.Distribution):
             raise TypeError(

@@ -13,10 +13,10 @@ PERSONS_ASSUME = (
 """A caveat of posteriors of persons with several rows."""
 
 
-def flat_rows(x: UnitRows) -> Structure:
-    """Returns the inputs of n persons' m rows as n m rows."""
+def flat_rows(rows: Structure) -> Structure:
+    """Returns what n persons' m rows have, of shape [n, m, ...], as that of n m rows."""
     return tf.nest.map_structure(
-        lambda part: tf.reshape(part, [_times(part.shape), *part.shape[2:]]), x.rows
+        lambda part: tf.reshape(part, [_times(part.shape), *part.shape[2:]]), rows
     )
 
 

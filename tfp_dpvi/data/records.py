@@ -102,7 +102,8 @@ class Records:
 
         Twins are drawn given all of x, which then shows the records' own outcomes: estimates would
         be wrong, in silence. It is the curator's check of the values, outside the guarantee, and
-        sees what is a function of the row before or after, in the order of the rows.
+        sees what is a function of the row before or after, in the order of the rows. Where outcomes
+        do not change within a person, that is a function of the row's own one, and said to be it.
 
         Args:
           units: Which of these rows are whose.
@@ -124,6 +125,12 @@ class Records:
                 found = _first_function(columns[rows], outcomes[others])
                 if found is not None:
                     which = name if part.ndim == 1 else f"{name}[:, {found}]"
+                    # Both are the same where outcomes do not change within a person.
+                    if _first_function(columns[rows, found][:, None], outcomes[rows]) is not None:
+                        raise ValueError(
+                            f"{which} is the outcome itself, or a function of it: nothing would be "
+                            "left to estimate.\nLeave it out."
+                        )
                     raise ValueError(
                         f"{which} is the outcome of the person's row before or after, which is "
                         "drawn with the others: estimates would be wrong.\nLeave it out, or "

@@ -18,7 +18,7 @@ _LARGE = 4096
 # Blocks are summed in float64.
 _BLOCK = 256
 # Columns from which products of blocks in float32 are faster than one in float64.
-_WIDE = 16
+_WIDE = 12
 
 RecordGradient = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, Sequence[tf.Tensor]]]
 """`record_gradient(record, keep) -> (loss, gradient)` for one record.

@@ -214,7 +214,7 @@ def _rows_of(
     if not isinstance(x, UnitRows):
         return records, None
     parts = {name: part for name, part in records.items() if name == "y"} | {"x": x.rows}
-    rows = {name: flat_rows(UnitRows(part, x.mask)) for name, part in parts.items()}
+    rows = {name: flat_rows(part) for name, part in parts.items()}
     present = x.mask & mask[:, None]
     num, most = tf.shape(mask)[0], x.mask.shape[1]
     places = tf.range(num)[:, None]
