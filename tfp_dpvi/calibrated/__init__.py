@@ -22,7 +22,8 @@ A fit without an optimizer makes scoring steps instead:
   their moments at public inputs; `steps` is one step.
 * `start` and `progress` say where steps begin and how long they are; `scoring` makes a fit of them.
 * `moved` says what is released at other parameters; `jumps` refuses likelihoods whose scores do not
-  show a parameter; `centred_fit` computes the posterior.
+  show a parameter; `straight` says where scores are linear if not in the coordinates; `centred_fit`
+  computes the posterior.
 """
 
 from tfp_dpvi.calibrated.clip import (

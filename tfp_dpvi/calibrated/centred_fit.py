@@ -27,6 +27,7 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.straight import Straight
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.calibrated.wider import z_scores
 from tfp_dpvi.data import Records, UnitRows, make_records
@@ -376,13 +377,19 @@ def posterior_of(
         return value, gradient * unit
 
     normal = mixtures.normal_part(log_prior, near_draws[:64] / unit)
-    if normal.is_normal.all():
-        scaled = mixtures.exact_mixture(likelihood, normal.precision, normal.linear)
-    else:
-        near = NormalPrior.of_draws(near_draws / unit)
-        guess = mixtures.exact_mixture(likelihood, near.precision, near.precision @ near.mean)
-        start = guess.sample(256, generator)
-        scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
+    is_normal = bool(normal.is_normal.all())
+    near = NormalPrior.of_draws(near_draws / unit)
+    precision, linear = near.precision, near.precision @ near.mean
+    if is_normal:
+        precision, linear = normal.precision, normal.linear
+    scaled = mixtures.exact_mixture(likelihood, precision, linear)
+    theta = whitening.T @ window.theta / unit[index]
+    straight = Straight.of_pairing(scoring.pairing, theta, unit[index])
+    if straight is not None and not straight.applies_to(scaled, index):
+        straight = None
+    if straight is not None or not is_normal:
+        start = scaled.sample(256, generator)
+        scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator, straight)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
         to_phi.T @ statistic.slope @ to_phi,
