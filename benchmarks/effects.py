@@ -5,9 +5,10 @@
 
 Slopes: 6,000 records of 30 groups, whose intercepts and slopes correlate by 0 or .6, as in
 `outcome ~ age + (age | ward)`. Monotone effects: 6,000 records of five uneven levels, of whose
-steps one is nearly none, as in `outcome ~ age + mo(school)`. Records are drawn here and fitted
-as `dpvi.regression` does, by one compiled step a model; slopes also without privacy. `--quick` is 2 sets a cell. It goes on
-where it stopped, as long as the library is the same; the last line is a summary as JSON.
+steps one is nearly none, as in `outcome ~ age + mo(school)`, or whose steps are shares drawn from
+their prior, anew for each set. Records are drawn here and fitted as `dpvi.regression` does, by one
+compiled step a model; the same without privacy, by Monte Carlo. `--quick` is 2 sets a cell. It goes
+on where it stopped, as long as the library is the same; the last line is a summary as JSON.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from typing import Any, NamedTuple
 
 import harness
 import numpy as np
+from scipy import linalg, special
 
 from tfp_dpvi._tf import tf
 from tfp_dpvi.regressions.checking import outcome_values
-from tfp_dpvi.regressions.families import likelihood, make_prior
+from tfp_dpvi.regressions.families import SHARE_SD, likelihood, make_prior
 from tfp_dpvi.regressions.fit import described, public_inputs
 from tfp_dpvi.rehearsal.replicates import Replicates, centred
 
@@ -53,11 +55,15 @@ class Outcome(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A family, the correlation of its slopes (None: a monotone effect), and the first seed."""
+    """A family, the correlation of its slopes (None: a monotone effect), and the first seed.
+
+    Shares of a monotone effect's steps are `STEPS`, or drawn from their prior.
+    """
 
     family: str
     correlation: float | None
     seed: int
+    draws_shares: bool = False
 
 
 OUTCOMES = {
@@ -82,6 +88,8 @@ CASES = {
     "slopes-bernoulli-0.6": Case("bernoulli", 0.6, 7600),
     "monotone-normal": Case("normal", None, 7700),
     "monotone-poisson": Case("poisson", None, 7700),
+    "monotone-normal-drawn": Case("normal", None, 9300, draws_shares=True),
+    "monotone-poisson-drawn": Case("poisson", None, 9300, draws_shares=True),
 }
 SIZE = {"normal": 1.0, "poisson": 0.8}
 SDS = np.array([0.5, 0.3])
@@ -98,6 +106,12 @@ def asked(name):
     return "outcome ~ age + (age | ward)", case.family, schema
 
 
+def shares_of(logits):
+    """Returns shares [..., k] of logits [..., k - 1], as regressions have them."""
+    logits = logits @ linalg.helmert(np.shape(logits)[-1] + 1)
+    return special.softmax(logits, axis=-1)
+
+
 def data_set(name, number):
     """Returns records, and what is true of them by the names of the summary."""
     case = CASES[name]
@@ -111,10 +125,14 @@ def data_set(name, number):
         place = generator.choice(len(SCHOOLS), NUM_RECORDS, p=SHARES)
         data["school"] = np.array(SCHOOLS)[place]
         slope = 0.2
-        rise = SIZE[case.family] * np.cumsum([0.0, *STEPS.values()])
+        steps = STEPS
+        if case.draws_shares:
+            logits = SHARE_SD * generator.normal(size=len(STEPS) - 1)
+            steps = dict(zip(STEPS, shares_of(logits), strict=True))
+        rise = SIZE[case.family] * np.cumsum([0.0, *steps.values()])
         score = start + slope * since + rise[place]
         truth["mo(school)"] = unit * SIZE[case.family]
-        truth |= {f"share(mo(school)[{level}])": step for level, step in STEPS.items()}
+        truth |= {f"share(mo(school)[{level}])": step for level, step in steps.items()}
     else:
         place = generator.integers(0, len(WARDS), NUM_RECORDS)
         data["ward"] = np.array(WARDS)[place]
@@ -314,6 +332,52 @@ def without_privacy(name, number):
     return {"figures": figures(draws, truth)}
 
 
+def steps_without_privacy(name, number):
+    """Returns the row of the posterior without privacy of a monotone effect.
+
+    Shares have their prior; all else has a flat one, which is not to be told from a regression's
+    with so many records.
+    """
+    case = CASES[name]
+    data, truth = data_set(name, number)
+    unit, start = OUTCOMES[case.family][1:]
+    place = np.array([SCHOOLS.index(level) for level in data["school"]])
+    up = place[:, None] > np.arange(len(SCHOOLS) - 1)
+    x = np.column_stack([np.ones(NUM_RECORDS), (data["age"] - 50.0) / 12.0, up])
+    y = data["outcome"] / unit
+    gram, cross = x.T @ x, x.T @ y
+    short = x.astype(np.float32).T
+
+    def log_density(points):
+        coefficients = np.concatenate(
+            [points[:, :2], points[:, 2:3] * shares_of(points[:, 3:6])], axis=1
+        )
+        linear = coefficients @ cross
+        prior = -0.5 * np.square(points[:, 3:6] / SHARE_SD).sum(axis=1)
+        if case.family == "poisson":
+            means = np.exp(coefficients.astype(np.float32) @ short)
+            return prior + linear - means.sum(axis=1, dtype=np.float64)
+        square = np.einsum("ni,ij,nj->n", coefficients, gram, coefficients)
+        rest = y @ y - 2.0 * linear + square
+        return prior - NUM_RECORDS * points[:, 6] - 0.5 * rest / np.exp(2.0 * points[:, 6])
+
+    about = [start, 0.2, SIZE[case.family], 0.0, 0.0, 0.0]
+    is_normal = case.family == "normal"
+    generator = np.random.default_rng([case.seed + number, 2])
+    settings = {"num_chains": 50, "num_steps": 4000 if is_normal else 2000}
+    points = evolved(log_density, np.array(about + [0.0] * is_normal), generator, **settings)
+    shares = shares_of(points[:, 3:6])
+    draws = {
+        "mo(school)": unit * points[:, 2],
+        "age": unit * points[:, 1] / 12.0,
+        "Intercept": unit * (points[:, 0] - points[:, 1] * 50.0 / 12.0),
+        **{f"share(mo(school)[{level}])": shares[:, at] for at, level in enumerate(STEPS)},
+    }
+    if is_normal:
+        draws["sigma"] = unit * np.exp(points[:, 6])
+    return {"figures": figures(draws, truth)}
+
+
 def kind_of(label):
     """Returns what a number is, such that cells count all alike together."""
     if label.startswith("share("):
@@ -438,12 +502,13 @@ def study(names, epsilons, num, folder):
         for (name, epsilon), found in rows.items():
             made = functools.partial(make, name, number, epsilon)
             found.append(files[name].row(number, f"{epsilon:g}", made))
-    peers = {name: [] for name in names if CASES[name].correlation is not None}
+    peers = {name: [] for name in names}
     for name, found in peers.items():
+        alone = steps_without_privacy if CASES[name].correlation is None else without_privacy
         for number in range(num):
-            made = functools.partial(without_privacy, name, number)
+            made = functools.partial(alone, name, number)
             found.append(files[name].row(number, "without privacy", made))
-    return [summarised(*cell, found, peers.get(cell[0], ())) for cell, found in rows.items()]
+    return [summarised(*cell, found, peers[cell[0]]) for cell, found in rows.items()]
 
 
 def main():

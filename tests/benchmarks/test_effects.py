@@ -127,7 +127,8 @@ def test_fits_that_are_there_are_not_made_again(tmp_path, monkeypatch):
             made.append((name, number, epsilon))
             return row(inside=True)
 
-    monkeypatch.setattr(effects, "without_privacy", lambda name, number: row(inside=True))
+    for alone in ("without_privacy", "steps_without_privacy"):
+        monkeypatch.setattr(effects, alone, lambda name, number: row(inside=True))
     names = ["slopes-normal-0", "slopes-normal-0.6"]
     effects.study(names, [1.0], 2, tmp_path)
     # One model serves both correlations, and the first sets come first.
@@ -139,3 +140,39 @@ def test_fits_that_are_there_are_not_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(effects.harness, "code_hash", lambda: "other")
     with pytest.raises(SystemExit, match="another library"):
         effects.study(names, [1.0], 2, tmp_path)
+
+
+def test_drawn_shares_differ_between_sets_and_are_those_of_the_prior():
+    """Catches the fixed steps, and a set's truth that is not its records'."""
+    name = "monotone-normal-drawn"
+    truths = [effects.data_set(name, number)[1] for number in range(60)]
+    shares = np.array(
+        [[each[f"share(mo(school)[{level}])"] for level in effects.STEPS] for each in truths]
+    )
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+    # Of logarithms of shares with a uniform prior, pi^2 / 3: five standard errors.
+    assert np.var(np.log(shares[:, 0] / shares[:, 3])) == pytest.approx(np.pi**2 / 3.0, rel=0.9)
+    np.testing.assert_allclose(shares.mean(axis=0), 0.25, atol=5.0 * 0.19 / np.sqrt(60))
+    data, truth = effects.data_set(name, 0)
+    middle = [data["outcome"][data["school"] == level].mean() for level in effects.SCHOOLS]
+    rises = truth["mo(school)"] * np.cumsum([0.0, *shares[0]])
+    assert np.abs(np.array(middle) - middle[0] - rises).max() < 5.0 * 1e4 / np.sqrt(300)
+
+
+@pytest.mark.parametrize("name", ["monotone-normal", "monotone-poisson"])
+def test_the_posterior_of_steps_without_privacy_is_between_least_squares_and_the_prior(name):
+    """A clear share as its estimate says, a small one above 0, and truths within four deviations."""
+    found = effects.steps_without_privacy(name, 0)["figures"]
+    for true, low, high, mean in found.values():
+        assert low < mean < high
+        assert abs(mean - true) < 4.0 * (high - low) / 3.29
+    shares = [found[f"share(mo(school)[{level}])"] for level in effects.STEPS]
+    assert sum(share[3] for share in shares) == pytest.approx(1.0, abs=1e-3)
+    assert 0.0 < shares[2][1] < shares[2][3] < 0.15
+    data, _ = effects.data_set(name, 0)
+    if name == "monotone-normal":
+        last, first = (data["outcome"][data["school"] == effects.SCHOOLS[at]] for at in (4, 0))
+        error = 1e4 * np.hypot(len(last) ** -0.5, len(first) ** -0.5)
+        _, low, high, mean = found["mo(school)"]
+        assert (high - low) / 3.29 == pytest.approx(error, rel=0.15)
+        assert abs(mean - (last.mean() - first.mean())) < error

@@ -346,6 +346,31 @@ def test_a_hospital_whose_weights_noise_hides_takes_none_of_the_others_shares():
     assert alone.tolist() == [0.25, 0.75]
 
 
+def test_hospitals_whose_weights_noise_hides_are_named(study, refiner):
+    """Catches a name that is left out, one too many, and effects that are off in silence."""
+    x, y, weights = records()
+    own = make_study(local=["w[0]"])
+    near = study.terms.prior.mean
+    for others, says in (
+        (weights, "as the other hospitals' are"),
+        (1e-9 * weights, "all were equal"),
+    ):
+        sums = {
+            name: sums_of(study, refiner, x, y, part, noise=0.3)
+            for name, part in (("a", others), ("b", others), ("c", 1e-9 * weights))
+        }
+        names = "c" if others is weights else "a, b, c"
+        plain, local = (combine(made.point, near, sums, local=made.local) for made in (study, own))
+        (note,) = (each for each in plain.notes if "survey weights" in each)
+        assert f"weights of {names} are" in note
+        assert says in note
+        assert "the test for unlike hospitals" in note
+        (fault,) = (each for each in local.faults if "survey weights" in each)
+        assert f"weights of {names} are" in fault
+        assert "effects there may be off" in fault
+        assert "survey weights" not in str(local.notes)
+
+
 def test_effects_of_weighted_hospitals_are_those_of_their_own_weighted_fits():
     posterior = effects_of(make_study(local={"w[0]": 1.0}), [0.1, 0.7], lambda weights: weights)
     for place, effect in enumerate(EFFECTS):

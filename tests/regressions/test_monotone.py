@@ -8,8 +8,9 @@ pytest.importorskip("formulae")
 import tensorflow as tf
 
 import tfp_dpvi as dpvi
+from tfp_dpvi.calibrated.straight import Straight
 from tfp_dpvi.data import Categorical, Continuous, Integer, Schema
-from tfp_dpvi.regressions.families import make_prior, slopes
+from tfp_dpvi.regressions.families import likelihood, make_prior, slopes
 from tfp_dpvi.regressions.fit import described
 
 LEVELS = ["none", "some", "much", "most"]
@@ -71,9 +72,31 @@ def test_a_prior_is_of_the_whole_difference_and_not_of_steps():
         described(FORMULA, "normal", SCHEMA, {"mo(school)[some]": (1.0, 1.0)})
 
 
-def test_a_fit_has_the_difference_and_its_shares(tmp_path):
+def test_scores_are_linear_in_steps():
+    """Catches a model whose small shares are normal in their logits, and levels that are mixed up."""
+    _, parts = described(FORMULA, "normal", SCHEMA)
+    coefficients = tf.constant(np.random.default_rng(0).normal(size=[3, 10]))
+    layout = {"num_common": 5, "monotone": [[1, 4]]}
+    part, values = vars(likelihood)["linear_values"]
+    assert part == "coefficients"
+    found = values(layout=layout, family="categorical")(coefficients)
+    for block in (slice(0, 5), slice(5, 10)):
+        each = slopes(coefficients[:, block], layout["monotone"])
+        np.testing.assert_allclose(found[:, block], each)
+    assert values(**parts.likelihood) is not None
+    _, plain = described("y ~ age", "normal", SCHEMA)
+    assert values(**plain.likelihood) is None
+
+
+def test_a_fit_has_the_difference_and_its_shares(tmp_path, monkeypatch):
+    asked = []
+    honest = Straight.applies_to
+    monkeypatch.setattr(
+        Straight, "applies_to", lambda *given: asked.append(honest(*given)) or asked[-1]
+    )
     result = dpvi.regression(FORMULA, records(), "normal", SCHEMA, epsilon=8.0, delta=1e-5, seed=1)
     found = result.summary()
+    assert set(asked) == {True}
     truth = {f"share({name})": step / 24.0 for name, step in STEPS.items()}
     truth |= {"mo(school)": 24.0, "mo(rooms)": -9.0, "age": 0.4}
     # Four standard deviations: a false alarm in a thousand.

@@ -28,6 +28,7 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.straight import Straight
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.calibrated.wider import z_scores
 from tfp_dpvi.data import Records, UnitRows, make_records
@@ -379,15 +380,18 @@ def posterior_of(
         return value, gradient * unit
 
     normal = mixtures.normal_part(log_prior, near_draws[:64] / unit)
-    if normal.is_normal.all():
-        scaled = mixtures.exact_mixture(likelihood, normal.precision, normal.linear)
-    else:
-        near = NormalPrior.of_draws(near_draws / unit)
-        guess = mixtures.exact_mixture(likelihood, near.precision, near.precision @ near.mean)
-        start = guess.sample(256, generator)
-        scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator)
+    is_normal = bool(normal.is_normal.all())
+    near = NormalPrior.of_draws(near_draws / unit)
+    precision, linear = near.precision, near.precision @ near.mean
+    if is_normal:
+        precision, linear = normal.precision, normal.linear
+    scaled = mixtures.exact_mixture(likelihood, precision, linear)
+    straight = _straight(scoring.pairing, whitening.T @ window.theta, unit[index], scaled)
+    if straight is not None or not is_normal:
+        start = scaled.sample(256, generator)
+        scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator, straight)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
-    if is_sum:
+    if is_sum and straight is None:
         mixture = _bent(scoring, curvatures, whitening, mixture, generator)
         scaled = Mixture(mixture.locs / unit, mixture.scales / unit[:, None])
     spread = (
@@ -410,6 +414,14 @@ def posterior_of(
         halving=mixtures.halving_factors(*spread) if statistic.halves else None,
         log_scales=True,
     )
+
+
+def _straight(
+    pairing: Pairing, theta: np.ndarray, unit: np.ndarray, linear: Mixture
+) -> Straight | None:
+    """Returns the map to where scores are linear, if there is one that applies."""
+    straight = Straight.of_pairing(pairing, theta / unit, unit)
+    return straight if straight is not None and straight.applies_to(linear, pairing.index) else None
 
 
 def _bent(

@@ -17,6 +17,9 @@ from tfp_dpvi.calibrated.window import Window
 DensityOfChains = Callable[[int], LogDensity]
 """Returns the density of n chains, each with its own draw of the curvature."""
 
+Straightened = Callable[[np.ndarray], tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]]
+"""Maps coordinates to points in which scores are linear, with the map of gradients back."""
+
 # Numbers of chains: of each draw of the curvature if there are 32, and for a nonlinear score.
 _CHAINS_OF_EACH = 4
 _CHAINS = 32
@@ -211,6 +214,7 @@ def sampled_mixture(
     log_prior: LogDensity,
     start: np.ndarray,
     generator: np.random.Generator,
+    straight: Straightened | None = None,
 ) -> Mixture:
     """Returns the posterior under any prior: kernels at HMC draws.
 
@@ -221,6 +225,7 @@ def sampled_mixture(
       log_prior: The prior's log density and its gradient.
       start: Points of which some are the chains' starts, shape [n, D].
       generator: The source of random numbers.
+      straight: Where the likelihood is linear, if that is not in its coordinates.
     """
     num = len(likelihood.precisions)
     chains = np.tile(np.arange(num), max(1, _CHAINS_OF_EACH * 32 // num))
@@ -230,9 +235,12 @@ def sampled_mixture(
     def log_density(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, gradient = log_prior(x)
         read = x[:, index]
+        pull_back: Callable[[np.ndarray], np.ndarray] = np.asarray
+        if straight is not None:
+            read, pull_back = straight(read)
         pulled = np.einsum("nij,nj->ni", precisions, read)
         gradient = gradient.copy()
-        gradient[:, index] += linear - pulled
+        gradient[:, index] += pull_back(linear - pulled)
         return value + np.sum(read * (linear - pulled / 2.0), axis=1), gradient
 
     x = start[generator.integers(len(start), size=len(chains))]

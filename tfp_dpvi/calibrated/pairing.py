@@ -80,6 +80,11 @@ class Pairing:
         """Returns whether records have no inputs: see `BayesianModel.generative`."""
         return self._model.generative
 
+    @property
+    def model(self) -> BayesianModel:
+        """Prior and likelihood."""
+        return self._model
+
     def gradient(
         self,
         spec: StepSpec,

@@ -22,7 +22,7 @@ from tfp_dpvi.calibrated.whitening import Curvatures
 from tfp_dpvi.federated.effects import EffectDraws, HospitalEffects, Local, SiteLikelihoods
 from tfp_dpvi.federated.factors import Factor
 from tfp_dpvi.federated.sums import SiteSums, total_of
-from tfp_dpvi.federated.window import PublicPoint, released_sums, shares_of
+from tfp_dpvi.federated.window import PublicPoint, hides_weights, released_sums, shares_of
 
 _LOG = logging.getLogger("tfp_dpvi")
 # p-values of the test for unlike records: above it weights are used, below the other it warns.
@@ -357,6 +357,8 @@ def combine(
             "equal weights, since others would move the posterior"
         )
     notes += _on_hospitals(found, len(sites), local)
+    # Effects were four of their deviations off; what hospitals share is that of sums as they are.
+    (notes if local is None else faults).extend(_on_weights(sums, local))
     if bend > _MOST_BEND:
         faults.append(
             f"the rounds ended {calibrated.checks.distance:.1f} standard deviations from the "
@@ -408,6 +410,20 @@ def _on_hospitals(found: Heterogeneity, num: int, local: Local | None) -> list[s
             "standard deviation decides"
         )
     return notes
+
+
+def _on_weights(sums: Mapping[str, SiteSums], local: Local | None) -> list[str]:
+    """Returns a sentence that names hospitals whose weights noise hides, and what follows."""
+    hidden = [name for name, site in sums.items() if hides_weights(site)]
+    if not hidden or len(sums) == 1:
+        return []
+    known = "the other hospitals' are" if len(hidden) < len(sums) else "if all were equal"
+    other = "the test for unlike hospitals" if local is None else "effects there"
+    return [
+        f"noise hides how large the survey weights of {', '.join(hidden)!s:.200} are: they are "
+        f"taken to be as {known}, and where they are not, {other} may be off; use a larger epsilon "
+        "there, or the largest weight that the design allows as max_weight"
+    ]
 
 
 def _far_hospitals(names: list[str], turns: np.ndarray) -> list[str]:

@@ -377,6 +377,12 @@ def released_weights(sums: SiteSums) -> ReleasedWeights | None:
     return ReleasedWeights(means[0], means[1], means[2], means[3], noise)
 
 
+def hides_weights(sums: SiteSums) -> bool:
+    """Returns whether there are weights whose mean is no more than noise."""
+    released = released_weights(sums)
+    return released is not None and not released.is_known
+
+
 def shares_of(sites: Sequence[SiteSums]) -> tuple[np.ndarray, np.ndarray]:
     """Returns hospitals' shares of all records, or of their weights and of these squared; [M].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from scipy import linalg
 
 from tfp_dpvi import local
 from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.calibrated.straight import linear_in
 from tfp_dpvi.data import Categorical, Column
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.regressions.censored import Censored
@@ -176,6 +177,21 @@ def _independent(distribution: tfd.Distribution) -> tfd.Distribution:
     return tfd.Independent(distribution, reinterpreted_batch_ndims=1)
 
 
+def _steps(*, layout: dict[str, Any], **_: Any) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """Returns the map from coefficients to slopes, if that is not the identity."""
+    monotone = layout.get("monotone", ())
+    if not monotone:
+        return None
+
+    def values(coefficients: tf.Tensor) -> tf.Tensor:
+        # A categorical outcome has as many of each as it has levels but one.
+        each = tf.reshape(coefficients, [-1, layout["num_common"]])
+        return tf.reshape(slopes(each, monotone), tf.shape(coefficients))
+
+    return values
+
+
+@linear_in("coefficients", _steps)
 def likelihood(
     params: dict[str, tf.Tensor],
     x: tf.Tensor,
