@@ -175,8 +175,7 @@ def centre_outcomes(
     own_bound = _own_bound(bound, weight)
     # Records come last: sums over few outcomes or parameters are slow where these are.
     scores = tf.transpose(scores, [1, 2, 0])
-    weights = tf.transpose(weights)
-    model_weights = tf.transpose(model_weights)
+    weights, model_weights = tf.transpose(weights), tf.transpose(model_weights)
     observed = tf.transpose(observed)
     gram = None if jacobian is None else _gram(jacobian)
     centre = _mean(weights, scores)
@@ -186,9 +185,8 @@ def centre_outcomes(
     away = scores - centre
     square = _squares(away, gram)
     factor = _factor(square, own_bound)
-    clipped = factor[:, None] * away
     # Before the weight: at most C / w.
-    psi = _of_mean_zero(weights, clipped, gram, own_bound)
+    psi = _of_mean_zero(weights, factor[:, None] * away, gram, own_bound)
     wide = _of_mean_zero(
         weights, _factor(square, WIDER * own_bound)[:, None] * away, gram, WIDER * own_bound
     )
@@ -200,7 +198,6 @@ def centre_outcomes(
     expected = tf.reduce_sum(model_weights * lengths, axis=0)
     beyond = lengths - expected
     own, own_wide = (tf.transpose(_mean(observed, rows)) for rows in (psi, wide))
-    length = _weighted(weight, tf.sqrt(tf.reduce_sum(observed * square, axis=0)))
     psi = _weighted(weight, psi)
     excess_slope = tf.transpose(_mean(model_weights * beyond, away))
     rows = tf.transpose(tf.sqrt(kept)[:, None] * away, [2, 0, 1])
@@ -235,7 +232,7 @@ def centre_outcomes(
         excess_variance=tf.reduce_sum(model_weights * tf.square(beyond), axis=0),
         wider=own_wide,
         wider_slope=tf.reduce_sum(model_weights * wide_products, axis=0),
-        length=length,
+        length=_weighted(weight, tf.sqrt(tf.reduce_sum(observed * square, axis=0))),
     )
 
 
