@@ -319,8 +319,7 @@ def combine(
     theta, whitening = point.hold(mean)
     sites = list(sums.values())
     total = total_of(sites)
-    own = dataclasses.replace(total, whitening=whitening)
-    if not own.agrees(sites[0]):
+    if not dataclasses.replace(total, whitening=whitening).agrees(sites[0]):
         raise ValueError(
             "the hospitals' sums are in other coordinates than this study's: use their version of "
             "this library, and their public inputs."
@@ -341,14 +340,12 @@ def combine(
                 curvatures = _weighted(point, sites, factors, (theta, whitening), curvatures)
                 # Weighted sums are not those of so many records, whose third order is known.
                 statistic = Statistic.of_curvatures(curvatures)
-            calibrated = posterior_of(point.scoring, curvatures, whitening, statistic)
-            bend = _bend(point, calibrated, theta, whitening)
         else:
             effects = _with_effects(point, sites, curvatures, (theta, whitening), local)
-            found = effects.heterogeneity
-            calibrated = posterior_of(point.scoring, curvatures, whitening, effects.statistic)
-            bend = 0.0
+            found, statistic = effects.heterogeneity, effects.statistic
             faults += _far_hospitals(list(sums), effects.turns)
+        calibrated = posterior_of(point.scoring, curvatures, whitening, statistic)
+        bend = _bend(point, calibrated, theta, whitening) if local is None else 0.0
     except FAILURES as error:
         raise ValueError(f"the released sums give no posterior: {error}") from error
     if weights == "precision" and found.p_value < _LIKE:
