@@ -22,6 +22,8 @@ _MOST_NUMBERS = 2**26
 _NUM_KERNELS = 1024
 # With less the third order moves no mean by more than a seventh of a standard deviation.
 _LEAST_SQUARE = 0.1
+# Standard deviation of the slope's draws over the slope.
+_MOST_HIDDEN = 0.3
 # Of a logarithm of a draw's weight.
 _MOST_LOG = 3.0
 
@@ -43,17 +45,21 @@ class LinearScore(NamedTuple):
     covariances: np.ndarray
     num: float
 
-    def is_near_normal(self, covariance: np.ndarray) -> bool:
-        """Returns whether the third order is too small to matter.
+    def has_third_order(self, covariance: np.ndarray) -> bool:
+        """Returns whether the third order is large enough to matter, and known.
 
         Its square is about that of the number of parameters that data determine, with their
-        noise, over the number of records.
+        noise, over the number of records. Where noise hides the slope, it says nothing of how the
+        slope changes.
 
         Args:
           covariance: The posterior's, in whitened coordinates, shape [d, d].
         """
-        determined = np.trace(covariance @ self.slopes.mean(axis=0))
-        return bool(determined**2 < _LEAST_SQUARE * self.num)
+        slope = self.slopes.mean(axis=0)
+        determined = np.trace(covariance @ slope)
+        each = np.diagonal(self.slopes, axis1=1, axis2=2).std(axis=0) / np.diag(slope)
+        is_large = determined**2 > _LEAST_SQUARE * self.num
+        return bool(is_large and np.mean(each) < _MOST_HIDDEN)
 
     def tilts(self, away: np.ndarray) -> np.ndarray:
         """Returns the derivative of the log density in the score, with the opposite sign.
@@ -87,8 +93,8 @@ def third_order(
     """Returns what the log likelihood of draws has beyond the normal one, to third order.
 
     A change of the signs of both arguments of `K(theta, t)` leaves the second order as it is, and
-    changes the third one's sign: half of the difference is the third order, once linear terms,
-    which are zero but for the simulation's error, are taken out. To this order the covariance at
+    changes the third one's sign: half of the difference is the third order, once a linear term,
+    which is zero but for the simulation's error, is taken out. To this order the covariance at
     other parameters matters in the density's normalisation too, by a linear term.
 
     Args:
@@ -109,8 +115,7 @@ def third_order(
         scores.tilted((linear.place + sign * away) @ whitening, sign * tilts)
         for sign in (1.0, -1.0)
     )
-    odd = (up - down) / 2.0
-    odd -= away @ scores.derivative(np.ones(len(psi))) + tilts @ (scores.weights @ psi)
+    odd = (up - down) / 2.0 - tilts @ (scores.weights @ psi)
     normalised = away @ scores.derivative(parts) + tilts @ ((scores.weights * parts) @ psi)
     found: np.ndarray = linear.num * (odd - normalised / 2.0)
     return found

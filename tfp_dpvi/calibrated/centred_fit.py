@@ -443,7 +443,7 @@ def _bent(
         scoring.counted(curvatures.weights),
     )
     back = np.linalg.inv(whitening)
-    if linear.is_near_normal(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
+    if not linear.has_third_order(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
         return mixture
     return bent(mixture, index, scoring.moved, linear, whitening, generator)
 

@@ -125,8 +125,10 @@ class MovedScores:
             truth, tilt = parts
             logs = self._log_densities(self._likelihood.vector_at(truth), x, outcomes) - start
             logs = tf.where(usable & tf.math.is_finite(logs), logs, tf.zeros_like(logs))
-            logs += tf.linalg.matvec(psi, tilt)
-            return tf.reduce_sum(weights * tf.math.expm1(tf.minimum(logs, _MOST_LOG)))
+            # Far away a few of the outcomes have all the weight, which is made to sum to 1.
+            ratios = weights * tf.exp(logs - tf.reduce_max(logs))
+            tilted = ratios * tf.math.expm1(tf.linalg.matvec(psi, tilt))
+            return tf.reduce_sum(tilted) / tf.reduce_sum(ratios)
 
         return tf.map_fn(one, (truths, tilts), fn_output_signature=psi.dtype)
 
