@@ -3,7 +3,7 @@
     python benchmarks/effects.py [--cases NAME ...] [--epsilons 1 3] [--num 24] [--quick]
         [--out FOLDER]
 
-Slopes: 6,000 records of 30 groups, whose intercepts and slopes correlate by 0 or .6, as in
+Slopes: 6,000 records of 30 groups, or 3,000, whose intercepts and slopes correlate by 0 or .6, as in
 `outcome ~ age + (age | ward)`. Monotone effects: 6,000 records of five uneven levels, of whose
 steps one is nearly none, as in `outcome ~ age + mo(school)`, or whose steps are shares drawn from
 their prior, anew for each set. Records are drawn here and fitted as `dpvi.regression` does, by one
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A family, the correlation of its slopes (None: a monotone effect), and the first seed.
+    """A family, the correlation of its slopes (None: a monotone effect), first seed and size.
 
     Shares of a monotone effect's steps are `STEPS`, or drawn from their prior.
     """
@@ -64,6 +64,7 @@ class Case(NamedTuple):
     correlation: float | None
     seed: int
     draws_shares: bool = False
+    num: int = NUM_RECORDS
 
 
 OUTCOMES = {
@@ -90,6 +91,8 @@ CASES = {
     "monotone-poisson": Case("poisson", None, 7700),
     "monotone-normal-drawn": Case("normal", None, 9300, draws_shares=True),
     "monotone-poisson-drawn": Case("poisson", None, 9300, draws_shares=True),
+    # A hundred records of each group.
+    "slopes-bernoulli-few": Case("bernoulli", 0.6, 9400, num=3000),
 }
 SIZE = {"normal": 1.0, "poisson": 0.8}
 SDS = np.array([0.5, 0.3])
@@ -116,13 +119,13 @@ def data_set(name, number):
     """Returns records, and what is true of them by the names of the summary."""
     case = CASES[name]
     generator = np.random.default_rng([case.seed + number, list(CASES).index(name)])
-    age = np.clip(generator.normal(50.0, 12.0, NUM_RECORDS), 18.0, 90.0)
+    age = np.clip(generator.normal(50.0, 12.0, case.num), 18.0, 90.0)
     since = (age - 50.0) / 12.0
     unit, start = OUTCOMES[case.family][1:]
     truth = {"sigma": unit} if case.family == "normal" else {}
     data = {"age": age}
     if case.correlation is None:
-        place = generator.choice(len(SCHOOLS), NUM_RECORDS, p=SHARES)
+        place = generator.choice(len(SCHOOLS), case.num, p=SHARES)
         data["school"] = np.array(SCHOOLS)[place]
         slope = 0.2
         steps = STEPS
@@ -134,7 +137,7 @@ def data_set(name, number):
         truth["mo(school)"] = unit * SIZE[case.family]
         truth |= {f"share(mo(school)[{level}])": step for level, step in steps.items()}
     else:
-        place = generator.integers(0, len(WARDS), NUM_RECORDS)
+        place = generator.integers(0, len(WARDS), case.num)
         data["ward"] = np.array(WARDS)[place]
         slope = 0.5
         covariance = np.outer(SDS, SDS) * np.array(
@@ -149,8 +152,8 @@ def data_set(name, number):
             truth[f"age|ward[{level}]"] = unit * own / 12.0
     truth |= {"Intercept": unit * (start - slope * 50.0 / 12.0), "age": unit * slope / 12.0}
     draw = {
-        "normal": lambda: unit * (score + generator.normal(size=NUM_RECORDS)),
-        "bernoulli": lambda: generator.random(NUM_RECORDS) < 1.0 / (1.0 + np.exp(-score)),
+        "normal": lambda: unit * (score + generator.normal(size=case.num)),
+        "bernoulli": lambda: generator.random(case.num) < 1.0 / (1.0 + np.exp(-score)),
         "poisson": lambda: generator.poisson(np.exp(score)),
     }
     data["outcome"] = draw[case.family]()
@@ -244,7 +247,7 @@ def lines_of_levels(name, data):
         squares += np.sum((y - x @ line) ** 2)
         estimates.append(line)
         covariances.append(np.linalg.inv(information))
-    variance = squares / (NUM_RECORDS - 2 * len(WARDS)) if is_normal else 1.0
+    variance = squares / (CASES[name].num - 2 * len(WARDS)) if is_normal else 1.0
     return np.array(estimates), variance * np.array(covariances)
 
 
@@ -491,7 +494,7 @@ def study(names, epsilons, num, folder):
     models = {}
 
     def make(name, number, epsilon):
-        model = asked(name)[:2]
+        model = (*asked(name)[:2], CASES[name].num)
         if model not in models:
             models[model] = Fits(name)
         row = models[model].row(name, number, epsilon)
@@ -528,7 +531,7 @@ def main():
     if num < 2:
         parser.error("--num must be at least 2: errors are over data sets.")
     cells = study(options.cases, options.epsilons, num, folder)
-    settings = {"records": NUM_RECORDS, "delta": DELTA, "level": LEVEL}
+    settings = {"delta": DELTA, "level": LEVEL}
     harness.write_cells(options.out, "effects", cells, settings, table(cells))
     coverage = {
         f"{cell['case']}-{cell['epsilon']:g}": {
