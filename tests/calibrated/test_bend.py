@@ -9,6 +9,7 @@ import scipy.stats
 
 from tfp_dpvi._tf import tfd
 from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.calibrated import bend
 from tfp_dpvi.calibrated.bend import LinearScore, bent, third_order
 from tfp_dpvi.calibrated.mixture import Mixture
 from tfp_dpvi.calibrated.moved import MovedScores
@@ -70,6 +71,7 @@ def case(noise, kind="bernoulli", whitening=0.1):
         np.array([unit * (ONES - NUM * CHANCE)]),
         np.array([[[slope]]]),
         np.array([[[data * (1.0 + noise)]]]),
+        data,
         NUM / trials,
     )
     sd = np.sqrt(data * (1.0 + noise)) / slope
@@ -138,14 +140,16 @@ def test_draws_of_the_curvature_are_those_that_the_parameters_make_likely():
 
     def log_density(score):
         residuals = score - away[:, 0] * both.slopes[:, :, 0]
-        return scipy.special.logsumexp(-(residuals**2) / linear.covariances[0, 0, 0] / 2.0, axis=0)
+        logs = -(residuals**2) / linear.covariances[0, 0, 0] / 2.0
+        # With a flat prior both are equally likely given the score.
+        return scipy.special.logsumexp(logs + np.log(both.slopes[:, :, 0]), axis=0)
 
     step = 1e-4
     slope = log_density(linear.score[0] + step) - log_density(linear.score[0] - step)
     np.testing.assert_allclose(both.tilts(away)[:, 0], -slope / (2.0 * step), rtol=1e-5)
 
 
-def test_weighted_draws_have_the_exact_posterior_mean():
+def test_the_posterior_moves_to_its_exact_mean():
     """With a flat prior, but for a fifth of the way there."""
     noise = 1.0
     found, unit = case(noise)
@@ -168,10 +172,38 @@ def test_many_records_are_near_normal():
     """And few are not, or those of which noise leaves little; but too much noise hides it."""
     linear = case(1.0)[0].linear
     precise = linear.covariances[0] / linear.slopes[0] ** 2
-    many = linear._replace(num=1000.0 * linear.num, slopes=1000.0 * linear.slopes)
+    square = linear.slopes[0, 0, 0]
+    linear = linear._replace(square=square)
+    many = linear._replace(
+        num=1000.0 * linear.num, slopes=1000.0 * linear.slopes, square=1000.0 * square
+    )
     assert not many.has_third_order(precise / 1000.0)
     assert many.has_third_order(precise / 10.0)
     few = linear._replace(num=2.0)
     assert few.has_third_order(precise)
     hidden = few.slopes * np.array([0.5, 1.5])[:, None, None]
     assert not few._replace(slopes=hidden).has_third_order(precise)
+
+
+@pytest.mark.parametrize("fault", ["unlike", "not a number"])
+def test_a_posterior_stays_where_its_third_order_is_not_known(fault, monkeypatch):
+    found, _ = case(1.0)
+    linear = found.linear
+    before = Mixture(found.draws[:1] * found.whitening, np.array([[[0.3]]]))
+    arguments = found.whitening, np.random.default_rng(0)
+    index = np.array([0])
+    assert bent(before, index, found.scores, linear, *arguments) is not before
+    if fault == "unlike":
+        linear = linear._replace(square=2.0 * linear.square)
+    else:
+        monkeypatch.setattr(bend, "third_order", lambda *_: np.array([0.0, np.nan]))
+    assert bent(before, index, found.scores, linear, *arguments) is before
+
+
+def test_outcomes_that_are_impossible_have_no_weight():
+    """Of two outcomes one is left: its score alone is tilted."""
+    scores = case(0.0)[0].scores
+    away = np.array([[200.0]])
+    tilt = np.array([[3.0]])
+    one = scores.psi.max()
+    np.testing.assert_allclose(scores.tilted(away, tilt), np.expm1(3.0 * one), rtol=1e-4)

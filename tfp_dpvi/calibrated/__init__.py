@@ -22,9 +22,9 @@ A fit without an optimizer makes scoring steps instead:
   their moments at public inputs, and `moved` what they are if outcomes follow other parameters.
 * `steps` is one step; `start` and `progress` say where steps begin and how long they are; `scoring`
   makes a fit of them.
-* `bend` weighs the posterior's draws by the third order of the likelihood; `jumps` refuses
-  likelihoods whose scores do not show a parameter; `straight` says where scores are linear if not
-  in the coordinates; `centred_fit` computes the posterior.
+* `bend` moves the posterior by the third order of the likelihood; `jumps` refuses likelihoods
+  whose scores do not show a parameter; `straight` says where scores are linear if not in the
+  coordinates; `centred_fit` computes the posterior.
 """
 
 from tfp_dpvi.calibrated.clip import (

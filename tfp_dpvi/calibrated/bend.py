@@ -13,19 +13,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_dpvi.calibrated.mixture import Mixture, kernels
+from tfp_dpvi.calibrated.mixture import Mixture
 from tfp_dpvi.calibrated.moved import MovedScores
 
 # Draws of the posterior; numbers of draws times those of outcomes, which bound the time.
-_NUM_DRAWS = 4096
-_MOST_NUMBERS = 2**26
-_NUM_KERNELS = 1024
+_MOST_DRAWS, _LEAST_DRAWS = 4096, 512
+_MOST_NUMBERS = 2**24
 # With less the third order moves no mean by more than a seventh of a standard deviation.
 _LEAST_SQUARE = 0.1
 # Standard deviation of the slope's draws over the slope.
 _MOST_HIDDEN = 0.3
-# Of a logarithm of a draw's weight.
-_MOST_LOG = 3.0
+# Of scores at public inputs, how much more or less they vary than the private ones.
+_MOST_UNLIKE = 1.3
+# Of a third order, in half widths of the middle two thirds: a cube has far tails.
+_FAR = 20.0
 
 
 class LinearScore(NamedTuple):
@@ -36,6 +37,7 @@ class LinearScore(NamedTuple):
       score: The released sum, shape [d].
       slopes: The slopes of its expectation, shape [K, d, d].
       covariances: Its covariances, that of the noise included, shape [K, d, d].
+      square: What is known of the sum of the records' squared scores.
       num: The number of records, times the mean of their weights over that at public inputs.
     """
 
@@ -43,6 +45,7 @@ class LinearScore(NamedTuple):
     score: np.ndarray
     slopes: np.ndarray
     covariances: np.ndarray
+    square: float
     num: float
 
     def has_third_order(self, covariance: np.ndarray) -> bool:
@@ -56,13 +59,25 @@ class LinearScore(NamedTuple):
           covariance: The posterior's, in whitened coordinates, shape [d, d].
         """
         slope = self.slopes.mean(axis=0)
-        determined = np.trace(covariance @ slope)
-        each = np.diagonal(self.slopes, axis1=1, axis2=2).std(axis=0) / np.diag(slope)
-        is_large = determined**2 > _LEAST_SQUARE * self.num
-        return bool(is_large and np.mean(each) < _MOST_HIDDEN)
+        # A slope over a square has no unit of weights.
+        determined = np.trace(covariance @ slope) * np.trace(slope) / self.square
+        hidden = np.diagonal(self.slopes, axis1=1, axis2=2).std(axis=0).sum() / np.trace(slope)
+        return bool(determined**2 > _LEAST_SQUARE * self.num and 0.0 <= hidden < _MOST_HIDDEN)
+
+    def is_like(self, scores: MovedScores) -> bool:
+        """Returns whether scores at public inputs vary like the private ones.
+
+        Args:
+          scores: The scores at public inputs, at the released score's place.
+        """
+        expected = self.num * float(scores.weights @ np.sum(scores.psi**2, axis=1))
+        return bool(self.square / _MOST_UNLIKE < expected < self.square * _MOST_UNLIKE)
 
     def tilts(self, away: np.ndarray) -> np.ndarray:
         """Returns the derivative of the log density in the score, with the opposite sign.
+
+        Draws of the curvature are equally likely given the score, and at parameters as they make
+        these likely.
 
         Args:
           away: Distances of parameters from the place, shape [m, d].
@@ -70,20 +85,19 @@ class LinearScore(NamedTuple):
         Returns:
           Array of shape [m, d].
         """
-        roots = np.linalg.cholesky(self.covariances)
-        inverses = np.linalg.inv(roots)
-        logs = -np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(axis=1)[:, None]
-        residuals = (
+        inverses = np.linalg.inv(np.linalg.cholesky(self.covariances))
+        residuals = [
             (self.score - away @ slope.T) @ inverse.T
             for slope, inverse in zip(self.slopes, inverses, strict=True)
-        )
+        ]
+        logs = np.linalg.slogdet(inverses @ self.slopes)[1][:, None]
         logs = logs - np.stack([np.sum(part**2, axis=1) for part in residuals]) / 2.0
         chances = np.exp(logs - logs.max(axis=0))
         chances /= chances.sum(axis=0)
-        total = np.zeros_like(away)
-        for chance, slope, inverse in zip(chances, self.slopes, inverses, strict=True):
-            residual = (self.score - away @ slope.T) @ inverse.T
-            total += chance[:, None] * (residual @ inverse)
+        parts = zip(chances, residuals, inverses, strict=True)
+        total: np.ndarray = sum(
+            chance[:, None] * (part @ inverse) for chance, part, inverse in parts
+        )
         return total
 
 
@@ -129,7 +143,10 @@ def bent(
     whitening: np.ndarray,
     generator: np.random.Generator,
 ) -> Mixture:
-    """Returns the posterior with the likelihood's third order, by weights of its draws.
+    """Returns the posterior moved by the likelihood's third order, to first order in it.
+
+    Its mean moves by the covariance of parameters and third order. Weights of draws would say the
+    same of few parameters; of many groups, each of which moves a little, few draws would be left.
 
     Args:
       mixture: The posterior of the normal likelihood.
@@ -138,15 +155,19 @@ def bent(
       linear: The released score.
       whitening: W, shape [d, d].
       generator: The source of random numbers.
+
+    Returns:
+      The posterior; as it was where scores at public inputs are unlike the private ones.
     """
     scores.start(whitening.T @ linear.place, whitening)
-    num = min(_NUM_DRAWS, max(_NUM_KERNELS, _MOST_NUMBERS // len(scores.psi)))
+    if not linear.is_like(scores):
+        return mixture
+    num = min(_MOST_DRAWS, max(_LEAST_DRAWS, _MOST_NUMBERS // scores.num_rows))
     draws = mixture.sample(num, generator)
     logs = third_order(scores, linear, whitening, draws[:, index] @ np.linalg.inv(whitening))
-    # Far out a third order says little; that of most draws is much below this.
-    logs = _MOST_LOG * np.tanh((logs - np.median(logs)) / _MOST_LOG)
-    total = np.cumsum(np.exp(logs))
-    # Systematic resampling.
-    places = (np.arange(_NUM_KERNELS) + generator.uniform()) / _NUM_KERNELS
-    picks = np.minimum(np.searchsorted(total / total[-1], places), num - 1)
-    return kernels(draws[picks])
+    if not np.isfinite(logs).all():
+        return mixture
+    ends = np.quantile(logs, [1.0 / 6.0, 5.0 / 6.0])
+    logs = np.clip(logs, *(ends.mean() + _FAR * (ends - ends.mean())))
+    away = draws - draws.mean(axis=0)
+    return Mixture(mixture.locs + away.T @ (logs - logs.mean()) / num, mixture.scales)

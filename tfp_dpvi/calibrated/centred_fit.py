@@ -440,12 +440,17 @@ def _bent(
         window.score,
         curvatures.slopes,
         window.score_covariance(curvatures.variances),
+        float(np.trace(curvatures.variances.mean(axis=0))),
         scoring.counted(curvatures.weights),
     )
     back = np.linalg.inv(whitening)
     if not linear.has_third_order(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
         return mixture
-    return bent(mixture, index, scoring.moved, linear, whitening, generator)
+    try:
+        return bent(mixture, index, scoring.moved, linear, whitening, generator)
+    except FAILURES as error:
+        LOG.info("The likelihood is taken to second order: %s", error)
+        return mixture
 
 
 def _checks(

@@ -256,7 +256,7 @@ def sampled_mixture(
         )
         draws = kept.reshape(-1, kept.shape[-1])
         root = _root_of(draws)
-    return kernels(draws)
+    return _kernels(draws)
 
 
 def refined_mixture(
@@ -274,7 +274,7 @@ def refined_mixture(
     kept = _whitened_chains(
         density_of(_CHAINS), start, root, generator, num_steps=32, num_leapfrogs=3, keep=2 * _KEPT
     )
-    return kernels(kept.reshape(-1, kept.shape[-1]))
+    return _kernels(kept.reshape(-1, kept.shape[-1]))
 
 
 def variance_shares(
@@ -402,7 +402,7 @@ def _root_of(draws: np.ndarray) -> np.ndarray:
     return sds[:, None] * root
 
 
-def kernels(draws: np.ndarray) -> Mixture:
+def _kernels(draws: np.ndarray) -> Mixture:
     """Returns narrow normals at draws [n, D] that keep mean and covariance (Liu and West 2001)."""
     mean = draws.mean(axis=0)
     return Mixture(mean + _SHRUNK * (draws - mean), _BANDWIDTH * _root_of(draws)[None])

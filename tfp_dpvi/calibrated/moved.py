@@ -6,6 +6,8 @@ whose parameters are others, is what their slope says on the way there alone.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tfp_dpvi import _random
@@ -14,6 +16,7 @@ from tfp_dpvi.bayes.model import as_event
 from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.scored import NUM_TWINS, ScoredLikelihood
 from tfp_dpvi.calibrated.scores import Place, model_scores, possible_values
+from tfp_dpvi.data import UnitRows
 
 # Outcomes of all public inputs, where they are simulated.
 _NUM_OUTCOMES = 2**16
@@ -29,7 +32,8 @@ class MovedScores:
 
     Args:
       likelihood: The likelihood and its public inputs.
-      num_outcomes: The number of outcomes of all public inputs, where they are drawn.
+      num_outcomes: The number of outcomes of all public inputs, where they are drawn; and the most
+        of these inputs.
 
     Attributes:
       psi: The centred scores of the outcomes, shape [n, d].
@@ -61,6 +65,13 @@ class MovedScores:
         self.psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
         self.weights = weights / max(weights.sum(), 1.0)
         self._usable = np.isfinite(self._start) & (weights > 0.0)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows of inputs: several for each person."""
+        x = self._records[0]
+        places = tf.nest.flatten(x)[0].shape[1] if isinstance(x, UnitRows) else 1
+        return len(self.psi) * int(places)
 
     def __call__(self, truth: np.ndarray) -> np.ndarray:
         """Returns the mean centred score of a record at the last point, shape [d].
@@ -124,7 +135,7 @@ class MovedScores:
         def one(parts: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
             truth, tilt = parts
             logs = self._log_densities(self._likelihood.vector_at(truth), x, outcomes) - start
-            logs = tf.where(usable & tf.math.is_finite(logs), logs, tf.zeros_like(logs))
+            logs = tf.where(usable & ~tf.math.is_nan(logs), logs, -math.inf)
             # Far away a few of the outcomes have all the weight, which is made to sum to 1.
             ratios = weights * tf.exp(logs - tf.reduce_max(logs))
             tilted = ratios * tf.math.expm1(tf.linalg.matvec(psi, tilt))
@@ -165,7 +176,8 @@ class MovedScores:
         Each public input is there once for each of its outcomes, with its survey weight.
         """
         likelihood, pairing = self._likelihood, self._likelihood.pairing
-        num = tf.nest.flatten(inputs)[0].shape[0]
+        num = min(tf.nest.flatten(inputs)[0].shape[0], self._num_outcomes)
+        inputs = tf.nest.map_structure(lambda part: part[:num], inputs)
         distribution = pairing.distribution(vector, inputs)
         values = None if pairing.generative else possible_values(distribution)
         each = max(1, self._num_outcomes // num) if values is None else len(values)
@@ -173,7 +185,7 @@ class MovedScores:
         mask = tf.fill([num * each], True)
         weights = tf.fill([num * each], tf.constant(1.0 / each, vector.dtype))
         if survey is not None:
-            survey = survey._replace(weight=tf.repeat(survey.weight, each))
+            survey = survey._replace(weight=tf.repeat(survey.weight[:num], each))
         key = tf.constant([0, 2], tf.int64)
         distribution = pairing.distribution(vector, x)
         if values is None:
