@@ -200,6 +200,21 @@ def test_a_posterior_stays_where_its_third_order_is_not_known(fault, monkeypatch
     assert bent(before, index, found.scores, linear, *arguments) is before
 
 
+def test_a_posterior_moves_by_a_standard_deviation_and_a_half_at_most(monkeypatch):
+    """Where the third order is larger than the second one, it says the direction alone."""
+    found, _ = case(1.0)
+    before = Mixture(found.draws[:1] * found.whitening, np.array([[[0.3]]]))
+
+    def large(scores, linear, whitening, draws):
+        return 40.0 * (draws[:, 0] - draws[:, 0].mean())
+
+    monkeypatch.setattr(bend, "third_order", large)
+    generator = np.random.default_rng(0)
+    arguments = np.array([0]), found.scores, found.linear, found.whitening, generator
+    moved = bent(before, *arguments).locs - before.locs
+    assert moved[0, 0] == pytest.approx(1.5 * 0.3, rel=0.05)
+
+
 def test_outcomes_that_are_impossible_have_no_weight():
     """Of two outcomes one is left: its score alone is tilted."""
     scores = case(0.0)[0].scores

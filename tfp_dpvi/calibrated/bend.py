@@ -25,6 +25,8 @@ _LEAST_SQUARE = 0.1
 _MOST_HIDDEN = 0.3
 # Of scores at public inputs, how much more or less they vary than the private ones.
 _MOST_UNLIKE = 1.3
+# The posterior moves by at most so many of its standard deviations.
+_MOST_SD = 1.5
 # Of a third order, in half widths of the middle two thirds: a cube has far tails.
 _FAR = 20.0
 
@@ -169,5 +171,7 @@ def bent(
         return mixture
     ends = np.quantile(logs, [1.0 / 6.0, 5.0 / 6.0])
     logs = np.clip(logs, *(ends.mean() + _FAR * (ends - ends.mean())))
+    # So far the first order in it says the direction; farther, not how far.
+    share = _MOST_SD / max(float(logs.std()), _MOST_SD)
     away = draws - draws.mean(axis=0)
-    return Mixture(mixture.locs + away.T @ (logs - logs.mean()) / num, mixture.scales)
+    return Mixture(mixture.locs + share * away.T @ (logs - logs.mean()) / num, mixture.scales)
