@@ -11,6 +11,7 @@ from tfp_dpvi._tf import tfd
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated import bend
 from tfp_dpvi.calibrated.bend import LinearScore, bent, third_order
+from tfp_dpvi.calibrated.checks import Checks
 from tfp_dpvi.calibrated.mixture import Mixture
 from tfp_dpvi.calibrated.moved import MovedScores
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -162,7 +163,7 @@ def test_the_posterior_moves_to_its_exact_mean():
     factor = found.whitening[0, 0]
     before = Mixture(np.array([[place + factor * middle]]), np.array([[[factor * sd]]]))
     generator = np.random.default_rng(0)
-    after = bent(before, np.array([0]), found.scores, found.linear, found.whitening, generator)
+    after, _ = bent(before, np.array([0]), found.scores, found.linear, found.whitening, generator)
     way = wanted - middle
     assert abs(way) > 0.15 * sd
     assert (after.mean[0] - place) / factor - middle == pytest.approx(way, rel=0.2)
@@ -182,7 +183,9 @@ def test_many_records_are_near_normal():
     few = linear._replace(num=2.0)
     assert few.has_third_order(precise)
     hidden = few.slopes * np.array([0.5, 1.5])[:, None, None]
-    assert not few._replace(slopes=hidden).has_third_order(precise)
+    assert not few.is_hidden
+    assert few._replace(slopes=hidden).is_hidden
+    assert few._replace(slopes=-hidden).is_hidden
 
 
 @pytest.mark.parametrize("fault", ["unlike", "not a number"])
@@ -192,12 +195,12 @@ def test_a_posterior_stays_where_its_third_order_is_not_known(fault, monkeypatch
     before = Mixture(found.draws[:1] * found.whitening, np.array([[[0.3]]]))
     arguments = found.whitening, np.random.default_rng(0)
     index = np.array([0])
-    assert bent(before, index, found.scores, linear, *arguments) is not before
+    assert bent(before, index, found.scores, linear, *arguments)[0] is not before
     if fault == "unlike":
         linear = linear._replace(square=2.0 * linear.square)
     else:
         monkeypatch.setattr(bend, "third_order", lambda *_: np.array([0.0, np.nan]))
-    assert bent(before, index, found.scores, linear, *arguments) is before
+    assert bent(before, index, found.scores, linear, *arguments) == (before, 0.0)
 
 
 def test_a_posterior_moves_by_a_standard_deviation_and_a_half_at_most(monkeypatch):
@@ -211,8 +214,23 @@ def test_a_posterior_moves_by_a_standard_deviation_and_a_half_at_most(monkeypatc
     monkeypatch.setattr(bend, "third_order", large)
     generator = np.random.default_rng(0)
     arguments = np.array([0]), found.scores, found.linear, found.whitening, generator
-    moved = bent(before, *arguments).locs - before.locs
-    assert moved[0, 0] == pytest.approx(1.5 * 0.3, rel=0.05)
+    after, distance = bent(before, *arguments)
+    assert (after.locs - before.locs)[0, 0] == pytest.approx(1.5 * 0.3, rel=0.05)
+    # Of 4,096 draws of a line that is 40 times as steep as the posterior's own unit.
+    assert distance == pytest.approx(40.0 * 0.3 / found.whitening[0, 0], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("distance", "said"),
+    [(np.nan, ""), (0.0, ""), (1.4, ""), (4.3, "by 4.3 of its"), (np.inf, "noise hides")],
+)
+def test_a_third_order_that_is_cut_or_hidden_is_noted(distance, said):
+    checks = Checks(0.0, 1.0, 1.0, 9.0, third_order=distance)
+    assert not checks.warnings
+    assert said in " ".join(checks.notes)
+    assert bool(checks.notes) == bool(said)
+    again = Checks.from_array(checks.to_array().tolist())
+    assert again.notes == checks.notes
 
 
 def test_outcomes_that_are_impossible_have_no_weight():

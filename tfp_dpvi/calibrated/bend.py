@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfp_dpvi.calibrated.checks import MOST_THIRD_ORDER
 from tfp_dpvi.calibrated.mixture import Mixture
 from tfp_dpvi.calibrated.moved import MovedScores
 
@@ -25,8 +26,6 @@ _LEAST_SQUARE = 0.1
 _MOST_HIDDEN = 0.3
 # Of scores at public inputs, how much more or less they vary than the private ones.
 _MOST_UNLIKE = 1.3
-# The posterior moves by at most so many of its standard deviations.
-_MOST_SD = 1.5
 # Of a third order, in half widths of the middle two thirds: a cube has far tails.
 _FAR = 20.0
 
@@ -51,11 +50,10 @@ class LinearScore(NamedTuple):
     num: float
 
     def has_third_order(self, covariance: np.ndarray) -> bool:
-        """Returns whether the third order is large enough to matter, and known.
+        """Returns whether the third order is large enough to matter.
 
         Its square is about that of the number of parameters that data determine, with their
-        noise, over the number of records. Where noise hides the slope, it says nothing of how the
-        slope changes.
+        noise, over the number of records.
 
         Args:
           covariance: The posterior's, in whitened coordinates, shape [d, d].
@@ -63,8 +61,14 @@ class LinearScore(NamedTuple):
         slope = self.slopes.mean(axis=0)
         # A slope over a square has no unit of weights.
         determined = np.trace(covariance @ slope) * np.trace(slope) / self.square
-        hidden = np.diagonal(self.slopes, axis1=1, axis2=2).std(axis=0).sum() / np.trace(slope)
-        return bool(determined**2 > _LEAST_SQUARE * self.num and 0.0 <= hidden < _MOST_HIDDEN)
+        return bool(determined**2 > _LEAST_SQUARE * self.num)
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if noise hides the slope, which then says nothing of how it changes."""
+        spread = np.diagonal(self.slopes, axis1=1, axis2=2).std(axis=0).sum()
+        hidden = spread / np.trace(self.slopes.mean(axis=0))
+        return not 0.0 <= hidden < _MOST_HIDDEN
 
     def is_like(self, scores: MovedScores) -> bool:
         """Returns whether scores at public inputs vary like the private ones.
@@ -111,7 +115,8 @@ def third_order(
     A change of the signs of both arguments of `K(theta, t)` leaves the second order as it is, and
     changes the third one's sign: half of the difference is the third order, once a linear term,
     which is zero but for the simulation's error, is taken out. To this order the covariance at
-    other parameters matters in the density's normalisation too, by a linear term.
+    other parameters matters in the density's normalisation too, by a linear term of the leverages,
+    the shares that single records have in the covariance.
 
     Args:
       scores: The scores at public inputs, at the released score's place.
@@ -125,16 +130,15 @@ def third_order(
     away = draws - linear.place
     tilts = linear.tilts(away)
     psi = scores.psi
-    # How much of the covariance a record has.
-    parts = np.sum(psi * np.linalg.solve(linear.covariances.mean(axis=0), psi.T).T, axis=1)
+    leverages = np.sum(psi * np.linalg.solve(linear.covariances.mean(axis=0), psi.T).T, axis=1)
     up, down = (
         scores.tilted((linear.place + sign * away) @ whitening, sign * tilts)
         for sign in (1.0, -1.0)
     )
     odd = (up - down) / 2.0 - tilts @ (scores.weights @ psi)
-    normalised = away @ scores.derivative(parts) + tilts @ ((scores.weights * parts) @ psi)
-    found: np.ndarray = linear.num * (odd - normalised / 2.0)
-    return found
+    density = away @ scores.derivative(leverages) + tilts @ ((scores.weights * leverages) @ psi)
+    logs: np.ndarray = linear.num * (odd - density / 2.0)
+    return logs
 
 
 def bent(
@@ -144,7 +148,7 @@ def bent(
     linear: LinearScore,
     whitening: np.ndarray,
     generator: np.random.Generator,
-) -> Mixture:
+) -> tuple[Mixture, float]:
     """Returns the posterior moved by the likelihood's third order, to first order in it.
 
     Its mean moves by the covariance of parameters and third order. Weights of draws would say the
@@ -159,19 +163,23 @@ def bent(
       generator: The source of random numbers.
 
     Returns:
-      The posterior; as it was where scores at public inputs are unlike the private ones.
+      The posterior, and by how many of its standard deviations that would move it, of which
+      `MOST_THIRD_ORDER` are taken; as it was, and 0, where scores at public inputs are unlike the
+      private ones.
     """
     scores.start(whitening.T @ linear.place, whitening)
     if not linear.is_like(scores):
-        return mixture
+        return mixture, 0.0
     num = min(_MOST_DRAWS, max(_LEAST_DRAWS, _MOST_NUMBERS // scores.num_rows))
     draws = mixture.sample(num, generator)
     logs = third_order(scores, linear, whitening, draws[:, index] @ np.linalg.inv(whitening))
     if not np.isfinite(logs).all():
-        return mixture
+        return mixture, 0.0
     ends = np.quantile(logs, [1.0 / 6.0, 5.0 / 6.0])
     logs = np.clip(logs, *(ends.mean() + _FAR * (ends - ends.mean())))
     # So far the first order in it says the direction; farther, not how far.
-    share = _MOST_SD / max(float(logs.std()), _MOST_SD)
+    distance = float(logs.std())
+    taken = MOST_THIRD_ORDER / max(distance, MOST_THIRD_ORDER)
     away = draws - draws.mean(axis=0)
-    return Mixture(mixture.locs + share * away.T @ (logs - logs.mean()) / num, mixture.scales)
+    shift = away.T @ (logs - logs.mean()) / num
+    return Mixture(mixture.locs + taken * shift, mixture.scales), distance

@@ -391,8 +391,9 @@ def posterior_of(
         start = scaled.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator, straight)
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
+    third_order = math.nan
     if is_sum and straight is None:
-        mixture = _bent(scoring, curvatures, whitening, mixture, generator)
+        mixture, third_order = _bent(scoring, curvatures, whitening, mixture, generator)
         scaled = Mixture(mixture.locs / unit, mixture.scales / unit[:, None])
     spread = (
         to_phi.T @ statistic.slope @ to_phi,
@@ -404,6 +405,7 @@ def posterior_of(
     )
     pulled = pulls(likelihood, normal)
     checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, pulled, generator)
+    checks = dataclasses.replace(checks, third_order=third_order)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(
         mixture,
@@ -430,10 +432,10 @@ def _bent(
     whitening: np.ndarray,
     mixture: Mixture,
     generator: np.random.Generator,
-) -> Mixture:
-    """Returns the posterior with the likelihood's third order, where it matters."""
+) -> tuple[Mixture, float]:
+    """Returns the posterior with the likelihood's third order, and `Checks.third_order`."""
     if scoring.pairing.generative:
-        return mixture
+        return mixture, math.nan
     index, window = scoring.pairing.index, curvatures.window
     linear = LinearScore(
         window.theta,
@@ -445,12 +447,14 @@ def _bent(
     )
     back = np.linalg.inv(whitening)
     if not linear.has_third_order(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
-        return mixture
+        return mixture, math.nan
+    if linear.is_hidden:
+        return mixture, math.inf
     try:
         return bent(mixture, index, scoring.moved, linear, whitening, generator)
     except FAILURES as error:
         LOG.info("The likelihood is taken to second order: %s", error)
-        return mixture
+        return mixture, math.inf
 
 
 def _checks(

@@ -35,6 +35,8 @@ MOST_EXTENT = 1.0
 # Right public inputs have at most 1.31 in ten cells of the calibration study. Of fits whose columns
 # are ten times as wide as the private ones, those that were off had 1.66 and more.
 MOST_TAIL = 1.6
+# Of the posterior, to the third order of the likelihood, which beyond says the direction alone.
+MOST_THIRD_ORDER = 1.5
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -87,6 +89,8 @@ class Checks:
       cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
         alike, so that they say nothing of outcomes.
       cut_noise: The standard deviation of the noise on `cut`.
+      third_order: By how many of its standard deviations the likelihood's third order would move
+        the posterior; infinite where it matters and noise hides it, NaN where it does not matter.
     """
 
     distance: float
@@ -102,6 +106,7 @@ class Checks:
     weight_variation: float = math.nan
     cut: float = math.nan
     cut_noise: float = math.nan
+    third_order: float = math.nan
 
     def with_fit(
         self, excess: float, z: float, ranks: float, parameters: ParameterChecks
@@ -232,9 +237,27 @@ class Checks:
 
     @property
     def notes(self) -> list[str]:
-        """Returns sentences on weights: what they cost, and what is not checked with them."""
-        if math.isnan(self.weight_variation) and math.isnan(self.cut):
-            return []
+        """Returns sentences on what limits the posterior, and on what is not checked."""
+        sentences = []
+        few = "for this noise, few records inform some parameters (as of small groups)"
+        if math.isinf(self.third_order):
+            sentences.append(
+                f"{few}, and noise hides how far the likelihood is from normal: means may be off "
+                "by about a standard deviation"
+            )
+        elif self.third_order > MOST_THIRD_ORDER:
+            sentences.append(
+                f"{few}: the likelihood's third order would move the posterior by "
+                f"{self.third_order:.1f} of its standard deviations, and {MOST_THIRD_ORDER:g} are "
+                "taken"
+            )
+        if not (math.isnan(self.weight_variation) and math.isnan(self.cut)):
+            sentences.append(self._weights)
+        return sentences
+
+    @property
+    def _weights(self) -> str:
+        """Returns what weights cost, and what is not checked with them."""
         effect = "not known" if self._hides_weights else f"{1.0 + self.weight_variation:.2f}"
         cut = "all weights are alike, to what the release says"
         if not math.isnan(self.cut):
@@ -242,10 +265,10 @@ class Checks:
                 f"the clip cuts {max(self.cut, 0.0):.1%} +- {self.cut_noise:.1%} of the weighted "
                 "scores"
             )
-        return [
+        return (
             f"weights: design effect {effect}, {cut}; with weights, "
             "neither the ranks of outcomes nor a wider clip are compared"
-        ]
+        )
 
     @property
     def _slow(self) -> str:
