@@ -405,7 +405,8 @@ def posterior_of(
     )
     pulled = pulls(likelihood, normal)
     checks = _checks(scoring, curvatures, mixture, whitening, statistic.place, pulled, generator)
-    checks = dataclasses.replace(checks, third_order=third_order)
+    seen, noise = curvatures.seen
+    checks = dataclasses.replace(checks, third_order=third_order, seen=seen, seen_noise=noise)
     distribution = mixture_distribution(mixture, coordinates)
     return Calibrated(
         mixture,

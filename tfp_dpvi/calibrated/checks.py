@@ -35,6 +35,8 @@ MOST_EXTENT = 1.0
 # Right public inputs have at most 1.31 in ten cells of the calibration study. Of fits whose columns
 # are ten times as wide as the private ones, those that were off had 1.66 and more.
 MOST_TAIL = 1.6
+# Of what the coordinates say that records say: right public inputs have .3 and more.
+LEAST_SEEN = 0.1
 # Of the posterior, to the third order of the likelihood, which beyond says the direction alone.
 MOST_THIRD_ORDER = 1.5
 # Below the largest kappa that the window states, 2.5.
@@ -91,6 +93,8 @@ class Checks:
       cut_noise: The standard deviation of the noise on `cut`.
       third_order: By how many of its standard deviations the likelihood's third order would move
         the posterior; infinite where it matters and noise hides it, NaN where it does not matter.
+      seen: See `Curvatures.seen`.
+      seen_noise: The standard deviation of the noise on `seen`.
     """
 
     distance: float
@@ -107,6 +111,8 @@ class Checks:
     cut: float = math.nan
     cut_noise: float = math.nan
     third_order: float = math.nan
+    seen: float = math.nan
+    seen_noise: float = math.nan
 
     def with_fit(
         self, excess: float, z: float, ranks: float, parameters: ParameterChecks
@@ -142,6 +148,12 @@ class Checks:
             sentences.append(
                 f"the two halves of the window differ (p = {self.halves:.1g}): training did not "
                 "converge"
+            )
+        if LEAST_SEEN - self.seen > CLEAR_CUT * self.seen_noise:
+            sentences.append(
+                f"hardly any record counts: scores say {max(self.seen, 0.0):.1%} of what these "
+                f"coordinates expect (limit {LEAST_SEEN:.0%}), as where they overflow; pass "
+                "public inputs in the units of the private ones"
             )
         if self.mismatch > MOST_MISMATCH:
             sentences.append(

@@ -414,6 +414,9 @@ class Curvatures:
         larger and above 0.9. In coordinates of released values, which do not rest on the public
         inputs, the former if it is above 0.5, and else 0.
       weights: What was released of weights; None without them.
+      seen: The released trace of the capped matrix over the number of records, which is a third or
+        more where records count as the coordinates say, and the standard deviation of its noise;
+        NaN with unlike weights.
     """
 
     window: Window
@@ -426,6 +429,7 @@ class Curvatures:
     shrink: float
     mismatch: float = math.nan
     weights: ReleasedWeights | None = None
+    seen: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def kappa(self) -> float:
@@ -499,6 +503,15 @@ class SeenCurvature:
         matrix = matrix + _RIDGE * level * eye
         self.relative_noise = float(released.matrix_sd / level)
         self._is_dense = released.matrix.ndim == 2
+        squares = np.diag(released.matrix) if self._is_dense else released.matrix[:size]
+        self._seen = (
+            (math.nan, math.nan)
+            if weighted
+            else (
+                float(squares.sum() / num_records),
+                float(released.matrix_sd * math.sqrt(size) / num_records),
+            )
+        )
         self.stretch = 0.0
         if not self._is_dense:
             scales = _draw_scales(released, simulated, num_records, generator)
@@ -608,6 +621,7 @@ class SeenCurvature:
             shrink=float(np.clip(np.trace(source.slope) / source.length, 0.02, 1.0)),
             mismatch=far,
             weights=released.weights,
+            seen=self._seen,
         )
 
 

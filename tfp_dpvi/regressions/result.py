@@ -191,8 +191,8 @@ class Regression:
                 f"weights: {parts.weights}, at most {parts.max_weight:g}; the estimates are those "
                 "of the same regression on the whole population"
             )
-            checks = self._posterior_summary.checks
-            sentences += checks.notes if checks else []
+        checks = self._posterior_summary.checks
+        sentences += checks.notes if checks else []
         plan = self.model.privacy_account.plan
         person = None if plan is None else plan.person
         if person is not None:
