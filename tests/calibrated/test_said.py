@@ -253,6 +253,20 @@ def test_counts_that_vary_too_much_are_warned_of_and_others_are_not(counts, size
         assert checks.lack_of_fit > 0.2
 
 
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_records_whose_scores_overflow_are_warned_of_and_others_are_not(counts, unit):
+    """They count for nothing, so that the posterior is noise, and was narrower than its prior."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=2000).astype("float32")
+    y = rng.poisson(np.exp(0.7 + 0.4 * x)).astype("float32")
+    given = x if unit == 1.0 else unit * (x + 2.6)
+    checks = counts.posterior(counts.run(given, y, seed=2)).checks
+    said = [sentence for sentence in checks.warnings if "hardly any record counts" in sentence]
+    assert len(said) == (0 if unit == 1.0 else 1)
+    # In the right unit they say .4, and the noise's standard deviation is .004.
+    assert (checks.seen > 0.2) == (unit == 1.0)
+
+
 @pytest.mark.slow
 def test_the_components_of_a_mixture_start_apart_and_are_found():
     """At the prior's mean both components are alike: a saddle, which no step would leave."""

@@ -35,8 +35,9 @@ MOST_EXTENT = 1.0
 # Right public inputs have at most 1.31 in ten cells of the calibration study. Of fits whose columns
 # are ten times as wide as the private ones, those that were off had 1.66 and more.
 MOST_TAIL = 1.6
-# Of what the coordinates say that records say: right public inputs have .3 and more.
-LEAST_SEEN = 0.1
+# Of what the coordinates say that records say: with right public inputs of eighteen cells .08 and
+# more (logits of standard deviation 3), mostly .3 to .5, and where scores overflow .007 and less.
+LEAST_SEEN = 0.03
 # Of the posterior, to the third order of the likelihood, which beyond says the direction alone.
 MOST_THIRD_ORDER = 1.5
 # Below the largest kappa that the window states, 2.5.

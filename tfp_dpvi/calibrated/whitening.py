@@ -503,15 +503,7 @@ class SeenCurvature:
         matrix = matrix + _RIDGE * level * eye
         self.relative_noise = float(released.matrix_sd / level)
         self._is_dense = released.matrix.ndim == 2
-        squares = np.diag(released.matrix) if self._is_dense else released.matrix[:size]
-        self._seen = (
-            (math.nan, math.nan)
-            if weighted
-            else (
-                float(squares.sum() / num_records),
-                float(released.matrix_sd * math.sqrt(size) / num_records),
-            )
-        )
+        self._seen = (math.nan, math.nan) if weighted else _seen(released, num_records)
         self.stretch = 0.0
         if not self._is_dense:
             scales = _draw_scales(released, simulated, num_records, generator)
@@ -623,6 +615,14 @@ class SeenCurvature:
             weights=released.weights,
             seen=self._seen,
         )
+
+
+def _seen(released: ReleasedSums, num_records: int) -> tuple[float, float]:
+    """Returns `Curvatures.seen`."""
+    size, matrix = len(released.theta), released.matrix
+    squares = np.diag(matrix) if matrix.ndim == 2 else matrix[:size]
+    noise = released.matrix_sd * math.sqrt(size)
+    return float(squares.sum()) / num_records, noise / num_records
 
 
 def least_eigenvalue(matrix: np.ndarray) -> float:
