@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import collections
-import time
+import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
 from support.kills import Books, Federation, Forks, RemoteForks, Settings, check_study
 
+from tfp_dpvi.federated import Hospital, Server, hospital
 
-def kill_many(directory, forks, studies, kills, seed, most):
-    """Runs studies until so many kills are done; returns the kills and the books."""
+# Those at whose quorum all hospitals are wait for each; the others go on, and their hospitals allow no further round.
+ALL = [
+    Settings(kind, rounds=rounds, quorum=3, allowed=40)
+    for kind, rounds in [("Synchronous", 6), ("Asynchronous", 3), ("Sequential", 4)]
+]
+SOME = [
+    Settings(kind, rounds=6, quorum=1, allowed=6)
+    for kind in ("Synchronous", "Asynchronous", "Sequential")
+]
+
+
+def kill_many(directory, forks, studies, kills, *, seed, most=12, show=lambda text: None):
+    """Runs studies until so many kills are done; returns the kills, the books, and the number of studies."""
     rng, done, books = np.random.default_rng(seed), collections.Counter(), Books()
     number = 0
     while sum(done.values()) < kills:
@@ -22,11 +35,83 @@ def kill_many(directory, forks, studies, kills, seed, most):
         done += federation.kills
         books += check_study(federation)
         number += 1
+        show(f"{number} {settings.schedule} {settings.make} {sum(done.values())} kills, {books}")
     return done, books, number
 
 
 def test_six_kills(tmp_path):
-    studies = [Settings("Synchronous", rounds=4, quorum=2, allowed=8, hospitals=("h0", "h1"))]
-    done, books, _ = kill_many(tmp_path, Forks(), studies, 6, seed=0, most=6)
+    study = Settings("Synchronous", rounds=3, quorum=2, allowed=9, hospitals=("h0", "h1"))
+    done, books, studies = kill_many(tmp_path, Forks(), [study], 6, seed=0)
     assert sum(done.values()) == 6
-    assert books.used >= 8
+    assert books.used == books.kept == 2 * (3 + 1) * studies
+    assert books.charged <= books.kept + 6
+
+
+# ------------------------------------------------------------------------------------------ what the check sees
+
+
+def charges_nothing(role):
+    Hospital._round = lambda self: contextlib.nullcontext()
+
+
+def keeps_no_reply(role):
+    hospital.replace_file = lambda path, text: None
+
+
+def forgets_its_reply(role):
+    Hospital._read_last = lambda self: {}
+
+
+def sends_before_it_saves(role):
+    due = Server.due
+
+    def unsaved(self):
+        self._store, store = None, self._store
+        tasks = due(self)
+        self._store = store
+        return tasks
+
+    Server.due = unsaved
+
+
+def takes_a_reply_twice(role):
+    hold = Server._hold
+    Server._hold = lambda self, task, change: hold(self, task, change**2.0)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "says"),
+    [
+        (charges_nothing, "is charged for other rounds than it has kept"),
+        (keeps_no_reply, "sent, and not kept"),
+        (forgets_its_reply, "two noise draws|kept and not used|another change"),
+        (sends_before_it_saves, "two noise draws|kept and not used|another change"),
+        (takes_a_reply_twice, "another change"),
+    ],
+)
+def test_the_check_sees_a_broken_library(tmp_path, mutate, says):
+    with pytest.raises(AssertionError, match=says):
+        kill_many(tmp_path, Forks(mutate), ALL, 60, seed=1)
+
+
+# ------------------------------------------------------------------------------------------ three hundred
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_three_hundred_kills(tmp_path):
+    """Workers that run TensorFlow, with and without the last phase."""
+    makes = ("with_sums", "rounds_alone")
+    studies = [dataclasses.replace(one, make=make) for one in (*ALL, *SOME) for make in makes]
+    forks = RemoteForks()
+    try:
+        done, books, number = kill_many(tmp_path, forks, studies, 300, seed=2, most=25, show=print)
+    finally:
+        forks.close()
+    roles = collections.Counter()
+    for (role, _), times in done.items():
+        roles[role] += times
+    print(f"{sum(done.values())} kills {dict(roles)} in {number} studies: {books}")
+    print({" ".join(kind): times for kind, times in sorted(done.items())})
+    assert min(roles.values()) >= 60
+    assert books.used >= 300
