@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tfp_dpvi.federated import Hospital, Server, hospital
 # Those at whose quorum all hospitals are wait for each; the others go on, and their hospitals allow no further round.
 ALL = [
     Settings(kind, rounds=rounds, quorum=3, allowed=40)
-    for kind, rounds in [("Synchronous", 6), ("Asynchronous", 3), ("Sequential", 4)]
+    for kind, rounds in [("Synchronous", 6), ("Asynchronous", 3), ("Sequential", 1)]
 ]
 SOME = [
     Settings(kind, rounds=6, quorum=1, allowed=6)
@@ -79,6 +80,13 @@ def takes_a_reply_twice(role):
     Server._hold = lambda self, task, change: hold(self, task, change**2.0)
 
 
+def waits_for_no_sums(role):
+    """As before 0.4: three requests are over before a worker that was killed is back."""
+    wait = Server._may_come_back
+    Server._may_come_back = lambda self: self.place is None and wait(self)
+    time.sleep(0.5 if role == "worker" else 0.0)
+
+
 @pytest.mark.parametrize(
     ("mutate", "says"),
     [
@@ -87,6 +95,9 @@ def takes_a_reply_twice(role):
         (forgets_its_reply, "two noise draws|kept and not used|another change"),
         (sends_before_it_saves, "two noise draws|kept and not used|another change"),
         (takes_a_reply_twice, "another change"),
+        pytest.param(
+            waits_for_no_sums, "ended before its study|kept and not used", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_check_sees_a_broken_library(tmp_path, mutate, says):
@@ -105,7 +116,7 @@ def test_three_hundred_kills(tmp_path):
     studies = [dataclasses.replace(one, make=make) for one in (*ALL, *SOME) for make in makes]
     forks = RemoteForks()
     try:
-        done, books, number = kill_many(tmp_path, forks, studies, 300, seed=2, most=25, show=print)
+        done, books, number = kill_many(tmp_path, forks, studies, 300, seed=2, most=20, show=print)
     finally:
         forks.close()
     roles = collections.Counter()
@@ -113,5 +124,5 @@ def test_three_hundred_kills(tmp_path):
         roles[role] += times
     print(f"{sum(done.values())} kills {dict(roles)} in {number} studies: {books}")
     print({" ".join(kind): times for kind, times in sorted(done.items())})
-    assert min(roles.values()) >= 60
+    assert min(roles.values()) >= 40
     assert books.used >= 300

@@ -647,8 +647,8 @@ def check_study(federation):
     """Checks a study that has ended: nothing kept is lost or used twice, no budget is passed, no noise is drawn again."""
     directory, settings = federation.directory, federation.settings
     server = Server.load(directory / "server", StudyTerms.load(directory / "terms.json"))
-    assert server.finished
-    assert not server.refused
+    assert server.finished, "the server's process has ended before its study"
+    assert not server.refused, server.refused
     members = json.loads((directory / "server" / "state.json").read_text())["hospitals"]
     total = Books()
     for name in settings.hospitals:
