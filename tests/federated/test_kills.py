@@ -95,14 +95,18 @@ def waits_for_no_sums(role):
         (forgets_its_reply, "two noise draws|kept and not used|another change"),
         (sends_before_it_saves, "two noise draws|kept and not used|another change"),
         (takes_a_reply_twice, "another change"),
-        pytest.param(
-            waits_for_no_sums, "ended before its study|kept and not used", marks=pytest.mark.slow
-        ),
     ],
 )
 def test_the_check_sees_a_broken_library(tmp_path, mutate, says):
     with pytest.raises(AssertionError, match=says):
         kill_many(tmp_path, Forks(mutate), ALL, 60, seed=1)
+
+
+@pytest.mark.slow
+def test_the_check_sees_a_last_phase_that_does_not_wait(tmp_path):
+    """A kill must hit a worker between its sums and their way to the server, which takes many studies."""
+    with pytest.raises(AssertionError, match=r"ended before its study|kept and not used"):
+        kill_many(tmp_path, Forks(waits_for_no_sums), ALL[2:], 300, seed=1, most=8)
 
 
 # ------------------------------------------------------------------------------------------ three hundred
