@@ -212,8 +212,9 @@ LIMITS = {
     # of float32 with weights, whose second matrix made a step of 50 coefficients 1.16 times as long.
     # 128 for the third order of likelihoods: where 40 records inform each group, its slopes' mean
     # and deviations were a standard deviation off in silence.
-    # 3 for a last phase that waits below its quorum: sums that were paid for and kept were lost.
-    "statements": 27_526,
+    # 7 for a last phase that waits below its quorum, and for nodes that fail: sums that were paid for
+    # and kept were lost.
+    "statements": 27_530,
     # A type that says nothing finds no error; `tfd: Any` hides one at each use. Aim: protocols.
     # 42 for formulae, pandas and matplotlib, which ship no types; 11 for identifiers of any type;
     # 3 for configurations of released counts; 18 for truths of any structure, pictures, and JSON.

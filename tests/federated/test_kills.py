@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import pytest
+from support import kills
 from support.kills import Books, Federation, Forks, RemoteForks, Settings, check_study
 
 from tfp_dpvi.federated import Hospital, Server, hospital
@@ -48,6 +49,29 @@ def test_six_kills(tmp_path):
     assert books.charged <= books.kept + 6
 
 
+def starts_slowly(role):
+    """A worker needs longer than a server waits after a failure, three times; as in earnest."""
+    time.sleep(0.5 if role == "worker" else 0.0)
+
+
+class KilledWithItsSums(Federation):
+    """A worker is killed when it has kept its sums, before they leave: at the last of six moments of its second answer."""
+
+    def start(self, role, name):
+        is_first = (role, name) == ("worker", "h0") and not self.kills
+        self.launch(role, name, 12 if is_first else 0)
+
+
+def test_sums_that_a_worker_has_kept_are_taken_when_it_is_back(tmp_path):
+    """Also where others are quorum enough: the server asked three times within a second, and ended without them."""
+    study = Settings("Synchronous", rounds=1, quorum=1, allowed=1, hospitals=("h0", "h1"))
+    federation = KilledWithItsSums(tmp_path / "0", Forks(starts_slowly), study, None, 0)
+    federation.play()
+    assert federation.kills == {("worker", "write"): 1}
+    books = check_study(federation)
+    assert books.used == books.charged == 4
+
+
 # ------------------------------------------------------------------------------------------ what the check sees
 
 
@@ -81,10 +105,11 @@ def takes_a_reply_twice(role):
 
 
 def waits_for_no_sums(role):
-    """As before 0.4: three requests are over before a worker that was killed is back."""
+    """As it was: three requests are over before a worker that was killed is back."""
     wait = Server._may_come_back
     Server._may_come_back = lambda self: self.place is None and wait(self)
-    time.sleep(0.5 if role == "worker" else 0.0)
+    kills.TIMEOUT = 0.1
+    starts_slowly(role)
 
 
 @pytest.mark.parametrize(
