@@ -49,23 +49,23 @@ def test_six_kills(tmp_path):
     assert books.charged <= books.kept + 6
 
 
-def starts_slowly(role):
-    """A worker needs longer than a server waits after a failure, three times; as in earnest."""
-    time.sleep(0.5 if role == "worker" else 0.0)
-
-
 class KilledWithItsSums(Federation):
     """A worker is killed when it has kept its sums, before they leave: at the last of six moments of its second answer."""
 
     def start(self, role, name):
-        is_first = (role, name) == ("worker", "h0") and not self.kills
-        self.launch(role, name, 12 if is_first else 0)
+        if role == "server":  # Once all workers listen, so that none misses the round.
+            while not all((self.directory / f"{each}.sock").exists() for each in ("h0", "h1")):
+                time.sleep(0.002)
+        is_back = bool(self.kills)
+        # Longer than three of a server's pauses, as in earnest.
+        time.sleep(0.5 if is_back else 0.0)
+        self.launch(role, name, 12 if (role, name) == ("worker", "h0") and not is_back else 0)
 
 
 def test_sums_that_a_worker_has_kept_are_taken_when_it_is_back(tmp_path):
     """Also where others are quorum enough: the server asked three times within a second, and ended without them."""
     study = Settings("Synchronous", rounds=1, quorum=1, allowed=1, hospitals=("h0", "h1"))
-    federation = KilledWithItsSums(tmp_path / "0", Forks(starts_slowly), study, None, 0)
+    federation = KilledWithItsSums(tmp_path / "0", Forks(), study, None, 0)
     federation.play()
     assert federation.kills == {("worker", "write"): 1}
     books = check_study(federation)
@@ -109,7 +109,7 @@ def waits_for_no_sums(role):
     wait = Server._may_come_back
     Server._may_come_back = lambda self: self.place is None and wait(self)
     kills.TIMEOUT = 0.1
-    starts_slowly(role)
+    time.sleep(0.5 if role == "worker" else 0.0)
 
 
 @pytest.mark.parametrize(
