@@ -49,8 +49,13 @@ def test_six_kills(tmp_path):
     assert books.charged <= books.kept + 6
 
 
-class KilledWithItsSums(Federation):
-    """A worker is killed when it has kept its sums, before they leave: at the last of six moments of its second answer."""
+class KilledOnce(Federation):
+    """One process of a study of two hospitals is killed, at one of its moments, and nothing else is."""
+
+    def __init__(self, directory, forks, process, moment):
+        study = Settings("Synchronous", rounds=1, quorum=1, allowed=2, hospitals=("h0", "h1"))
+        super().__init__(directory / "0", forks, study, None, 0)
+        self.process, self.moment = process, moment
 
     def start(self, role, name):
         if role == "server":  # Once all workers listen, so that none misses the round.
@@ -59,15 +64,22 @@ class KilledWithItsSums(Federation):
         is_back = bool(self.kills)
         # Longer than three of a server's pauses, as in earnest.
         time.sleep(0.5 if is_back else 0.0)
-        self.launch(role, name, 12 if (role, name) == ("worker", "h0") and not is_back else 0)
+        self.launch(role, name, self.moment if (role, name) == self.process and not is_back else 0)
 
 
-def test_sums_that_a_worker_has_kept_are_taken_when_it_is_back(tmp_path):
-    """Also where others are quorum enough: the server asked three times within a second, and ended without them."""
-    study = Settings("Synchronous", rounds=1, quorum=1, allowed=1, hospitals=("h0", "h1"))
-    federation = KilledWithItsSums(tmp_path / "0", Forks(), study, None, 0)
+@pytest.mark.parametrize(
+    ("process", "moment"),
+    [
+        # It has kept its sums, and they have not left: the last of six moments of its second answer. The other hospital
+        # is quorum enough: the server asked three times within a second, and ended without these sums.
+        (("worker", "h0"), 12),
+        (("server", ""), 10),  # It has saved its start and that both hospitals joined.
+    ],
+)
+def test_what_a_process_that_is_killed_once_leaves_is_taken(tmp_path, process, moment):
+    federation = KilledOnce(tmp_path, Forks(), process, moment)
     federation.play()
-    assert federation.kills == {("worker", "write"): 1}
+    assert federation.kills == {(process[0], "write"): 1}
     books = check_study(federation)
     assert books.used == books.charged == 4
 
@@ -118,13 +130,20 @@ def waits_for_no_sums(role):
         (charges_nothing, "is charged for other rounds than it has kept"),
         (keeps_no_reply, "sent, and not kept"),
         (forgets_its_reply, "two noise draws|kept and not used|another change"),
-        (sends_before_it_saves, "two noise draws|kept and not used|another change"),
         (takes_a_reply_twice, "another change"),
     ],
 )
 def test_the_check_sees_a_broken_library(tmp_path, mutate, says):
     with pytest.raises(AssertionError, match=says):
         kill_many(tmp_path, Forks(mutate), ALL, 60, seed=1)
+
+
+def test_the_check_sees_a_server_that_sends_before_it_saves(tmp_path):
+    """Killed after its tasks have left, it asks anew for rounds that workers have paid for."""
+    federation = KilledOnce(tmp_path, Forks(sends_before_it_saves), ("server", ""), 10)
+    federation.play()
+    with pytest.raises(AssertionError, match="two noise draws for one round"):
+        check_study(federation)
 
 
 @pytest.mark.slow

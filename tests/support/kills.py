@@ -409,7 +409,8 @@ class Forks:
             return pid
         try:
             # None outlives the process that started it.
-            ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
+            with contextlib.suppress(AttributeError):  # Not on Linux.
+                ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
             errors = os.open(directory / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for stream in (1, 2):
                 os.dup2(errors, stream)
