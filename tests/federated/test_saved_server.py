@@ -11,6 +11,7 @@ from tfp_dpvi.federated import (
     Factor,
     Sequential,
     Server,
+    SiteSums,
     StudyTerms,
     Synchronous,
     Task,
@@ -266,6 +267,75 @@ def test_an_outage_of_all_uses_up_no_round():
     assert len(requests) == 3
     play(server, workers)
     assert len(server.history) == 2
+
+
+def sums_of(task):
+    """A reply with sums; the last phase needs nothing more."""
+    halves = {"score": np.zeros((2, 3)), "matrix": np.zeros((2, 3, 3))}
+    return answer(task, None, sums=SiteSums(60, np.eye(3), halves, dict.fromkeys(halves, 1.0)))
+
+
+def in_last_phase(quorum):
+    """Returns a server of two hospitals and its first tasks of the last phase."""
+    terms = StudyTerms("sums", TERMS.prior, sums={"score": (3,), "matrix": (3, 3)})
+    server = Server(terms, ["h0", "h1"], Synchronous(rounds=1, quorum=quorum))
+    for task in server.due():
+        server.receive(task.hospital, answer(task, Factor(np.zeros(3), np.ones(3))))
+    tasks = server.due()
+    assert all(task.last for task in tasks)
+    return server, tasks
+
+
+@pytest.mark.parametrize(("quorum", "away"), [(1, ("h0", "h1")), (2, ("h1",))])
+def test_below_the_quorum_the_last_phase_waits(quorum, away):
+    """With the same request: a hospital that has paid for its sums and kept them can still give them."""
+    server, tasks = in_last_phase(quorum)
+    requests = set()
+    for _ in range(10):
+        for task in tasks:
+            if task.hospital in away:
+                requests.add(task.request)
+                server.give_up(task.request)
+            else:
+                assert server.receive(task.hospital, sums_of(task))
+        tasks = server.due()
+        assert not server.finished
+    assert len(requests) == len(away)
+    for task in tasks:
+        assert server.receive(task.hospital, sums_of(task))
+    assert server.finished
+    assert server.sums.keys() == {"h0", "h1"}
+
+
+def test_at_its_quorum_the_last_phase_asks_three_times():
+    server, tasks = in_last_phase(1)
+    asked = 0
+    while tasks:
+        for task in tasks:
+            if task.hospital == "h0":
+                server.receive("h0", sums_of(task))
+            else:
+                asked += 1
+                server.give_up(task.request)
+        tasks = server.due()
+    assert server.finished
+    assert asked == 3
+
+
+def test_a_last_phase_whose_quorum_cannot_be_reached_ends():
+    """One declines for good, so that nobody waits for the other one for ever."""
+    server, tasks = in_last_phase(2)
+    asked = 0
+    while tasks:
+        for task in tasks:
+            if task.hospital == "h0":
+                server.receive("h0", answer(task, None, reason="they are charged already"))
+            else:
+                asked += 1
+                server.give_up(task.request)
+        tasks = server.due()
+    assert server.finished
+    assert 3 <= asked <= 4
 
 
 def test_a_study_whose_quorum_cannot_be_reached_ends_and_says_so():

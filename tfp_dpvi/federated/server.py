@@ -28,7 +28,7 @@ _LOG = logging.getLogger("tfp_dpvi")
 # it may change a standard deviation.
 _MOST_MOVED = 1.0
 _MOST_STRETCHED = 2.0
-# How often a hospital that does not answer is asked for its sums.
+# How often a hospital that does not answer is asked for its sums, while the quorum does.
 _MOST_ASKED = 3
 
 
@@ -290,6 +290,10 @@ class Server:
         """Returns whether fewer hospitals than the quorum are present."""
         return sum(member.is_present for member in self._active().values()) < self.schedule.quorum
 
+    def _may_come_back(self) -> bool:
+        """Returns whether the quorum is missed by hospitals that are silent alone."""
+        return self._is_waiting() and len(self._active()) >= self.schedule.quorum
+
     def _next(self) -> list[str]:
         """Returns the hospitals to ask now."""
         if self._resends and self._under_way():
@@ -329,12 +333,14 @@ class Server:
             return []
         if self.place is None and (self._under_way() or self._is_waiting()):
             return []
+        # One that has kept its sums gives them when it is back: it has paid for them.
+        waits = self._may_come_back()
         return [
             name
             for name, member in self._active().items()
             if member.sums is None
             and not member.is_under_way
-            and member.num_asked_for_sums < _MOST_ASKED
+            and (member.num_asked_for_sums < _MOST_ASKED or (waits and member.can_repeat))
         ]
 
     def due(self) -> list[Task]:
@@ -353,7 +359,7 @@ class Server:
         """Returns the last task if it is to be sent again, else a new one."""
         member, last = self._members[hospital], self.place is not None
         # After a restart or a drop, one is asked whose reply is awaited.
-        if member.is_under_way or (not last and self._is_waiting() and member.can_repeat):
+        if member.is_under_way or (self._may_come_back() and member.can_repeat):
             return member.unanswered[-1]
         posterior = self.posterior if self.place is None else self.place
         return Task(

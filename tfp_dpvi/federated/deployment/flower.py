@@ -108,7 +108,7 @@ class FlowerRun:
         is still taken if it comes within ten times as long.
       poll: Seconds between looks for replies.
       pause: Seconds that all nodes wait when one fails or is not here: else an outage of all would
-        use up the rounds at once.
+        use up the rounds at once. In the last phase one that fails is asked again until `timeout`.
 
     Raises:
       ValueError: The roster is neither a mapping nor the name of the rule.
@@ -220,6 +220,11 @@ class FlowerRun:
         elif reply.has_error():  # Of the node, or of the SuperLink for a node that it cannot reach.
             _LOG.warning("Node %d failed: %s", sent.node, reply.error.reason)
             time.sleep(self._pause)
+            left = sent.deadline - time.monotonic()
+            # No other waits for it, and it may have paid for its sums and kept them.
+            if sent.task is not None and sent.task.last and left > 0.0:
+                self._push(sent.node, "train", sent.task.to_bytes(), left, sent.task)
+                return
         elif reply.metadata.src_node_id != sent.node:
             _LOG.warning("A reply to node %d came from another.", sent.node)
         elif sent.task is None:
