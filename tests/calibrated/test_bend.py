@@ -200,7 +200,7 @@ def test_a_posterior_stays_where_its_third_order_is_not_known(fault, monkeypatch
         linear = linear._replace(square=2.0 * linear.square)
     else:
         monkeypatch.setattr(bend, "third_order", lambda *_: np.array([0.0, np.nan]))
-    assert bent(before, index, found.scores, linear, *arguments) == (before, 0.0)
+    assert bent(before, index, found.scores, linear, *arguments) == (before, np.inf)
 
 
 def test_a_posterior_moves_by_a_standard_deviation_and_a_half_at_most(monkeypatch):
@@ -222,7 +222,13 @@ def test_a_posterior_moves_by_a_standard_deviation_and_a_half_at_most(monkeypatc
 
 @pytest.mark.parametrize(
     ("distance", "said"),
-    [(np.nan, ""), (0.0, ""), (1.4, ""), (4.3, "by 4.3 of its"), (np.inf, "noise hides")],
+    [
+        (np.nan, ""),
+        (0.0, ""),
+        (1.4, ""),
+        (4.3, "up to 4.3 standard"),
+        (np.inf, "cannot be computed"),
+    ],
 )
 def test_a_third_order_that_is_cut_or_hidden_is_noted(distance, said):
     checks = Checks(0.0, 1.0, 1.0, 9.0, third_order=distance)

@@ -9,6 +9,7 @@ the posterior: steep groups have less information, and would weigh too little.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -163,18 +164,18 @@ def bent(
       generator: The source of random numbers.
 
     Returns:
-      The posterior, and by how many of its standard deviations that would move it, of which
-      `MOST_THIRD_ORDER` are taken; as it was, and 0, where scores at public inputs are unlike the
-      private ones.
+      The posterior, and by up to how many of its standard deviations that would move it, of which
+      `MOST_THIRD_ORDER` are taken; as it was, and infinity, where scores at public inputs are
+      unlike the private ones.
     """
     scores.start(whitening.T @ linear.place, whitening)
     if not linear.is_like(scores):
-        return mixture, 0.0
+        return mixture, math.inf
     num = min(_MOST_DRAWS, max(_LEAST_DRAWS, _MOST_NUMBERS // scores.num_rows))
     draws = mixture.sample(num, generator)
     logs = third_order(scores, linear, whitening, draws[:, index] @ np.linalg.inv(whitening))
     if not np.isfinite(logs).all():
-        return mixture, 0.0
+        return mixture, math.inf
     ends = np.quantile(logs, [1.0 / 6.0, 5.0 / 6.0])
     logs = np.clip(logs, *(ends.mean() + _FAR * (ends - ends.mean())))
     # So far the first order in it says the direction; farther, not how far.

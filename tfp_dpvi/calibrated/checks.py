@@ -35,9 +35,8 @@ MOST_EXTENT = 1.0
 # Right public inputs have at most 1.31 in ten cells of the calibration study. Of fits whose columns
 # are ten times as wide as the private ones, those that were off had 1.66 and more.
 MOST_TAIL = 1.6
-# Of what the coordinates say that records say: with right public inputs of eighteen cells .08 and
-# more (logits of standard deviation 3), mostly .3 to .5, and where scores overflow .007 and less.
-LEAST_SEEN = 0.03
+# Of what records should say in all: where scores overflow it is noise about 0.
+LEAST_SEEN = 0.1
 # Of the posterior, to the third order of the likelihood, which beyond says the direction alone.
 MOST_THIRD_ORDER = 1.5
 # Below the largest kappa that the window states, 2.5.
@@ -92,8 +91,9 @@ class Checks:
       cut: The share of weighted scores that the clip cuts; NaN without weights, or if all are
         alike, so that they say nothing of outcomes.
       cut_noise: The standard deviation of the noise on `cut`.
-      third_order: By how many of its standard deviations the likelihood's third order would move
-        the posterior; infinite where it matters and noise hides it, NaN where it does not matter.
+      third_order: By up to how many of its standard deviations the likelihood's third order would
+        move the posterior; infinite where it matters and is not known, as where noise or unlike
+        public inputs hide it, NaN where it does not matter.
       seen: See `Curvatures.seen`.
       seen_noise: The standard deviation of the noise on `seen`.
     """
@@ -152,9 +152,9 @@ class Checks:
             )
         if LEAST_SEEN - self.seen > CLEAR_CUT * self.seen_noise:
             sentences.append(
-                f"hardly any record counts: scores say {max(self.seen, 0.0):.1%} of what these "
-                f"coordinates expect (limit {LEAST_SEEN:.0%}), as where they overflow; pass "
-                "public inputs in the units of the private ones"
+                f"hardly any record counts: scores say {max(self.seen, 0.0):.1%} of what they "
+                f"should (limit {LEAST_SEEN:.0%}), as where they overflow; pass public inputs in "
+                "the units of the private ones"
             )
         if self.mismatch > MOST_MISMATCH:
             sentences.append(
@@ -252,17 +252,16 @@ class Checks:
     def notes(self) -> list[str]:
         """Returns sentences on what limits the posterior, and on what is not checked."""
         sentences = []
-        few = "for this noise, few records inform some parameters (as of small groups)"
+        few = "some parameters rest on few records for this noise, as those of small groups do"
         if math.isinf(self.third_order):
             sentences.append(
-                f"{few}, and noise hides how far the likelihood is from normal: means may be off "
-                "by about a standard deviation"
+                f"{few}, and by how much that moves the posterior cannot be computed: means may be "
+                "off by about a standard deviation"
             )
         elif self.third_order > MOST_THIRD_ORDER:
             sentences.append(
-                f"{few}: the likelihood's third order would move the posterior by "
-                f"{self.third_order:.1f} of its standard deviations, and {MOST_THIRD_ORDER:g} are "
-                "taken"
+                f"{few}: that would move the posterior by up to {self.third_order:.1f} standard "
+                f"deviations, of which at most {MOST_THIRD_ORDER:g} are reckoned with"
             )
         if not (math.isnan(self.weight_variation) and math.isnan(self.cut)):
             sentences.append(self._weights)

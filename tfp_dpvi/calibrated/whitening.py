@@ -414,9 +414,9 @@ class Curvatures:
         larger and above 0.9. In coordinates of released values, which do not rest on the public
         inputs, the former if it is above 0.5, and else 0.
       weights: What was released of weights; None without them.
-      seen: The released trace of the capped matrix over the number of records, which is a third or
-        more where records count as the coordinates say, and the standard deviation of its noise;
-        NaN with unlike weights.
+      seen: The released trace of the capped matrix over that of public inputs in coordinates of
+        their own, which is about 1 where records count as the model says, and the standard
+        deviation of its noise; NaN with unlike weights.
     """
 
     window: Window
@@ -461,6 +461,8 @@ class SeenCurvature:
       centre_noise: Of the released matrices by which the simulation's inputs were weighted, or the
         coordinates formed, the noise's standard deviation on the diagonal, over the diagonal's
         mean; 0 if there were none.
+      expected_trace: Of the capped matrix for one record, to compare the release with; None for
+        that of `simulated`.
 
     Attributes:
       trusted: As the argument.
@@ -490,6 +492,7 @@ class SeenCurvature:
         weighted: bool = False,
         balanced: SimulatedMoments | None = None,
         centre_noise: float = 0.0,
+        expected_trace: float | None = None,
     ) -> None:
         self._generator = generator
         self._num_records, self._ranking = num_records, ranking
@@ -503,7 +506,9 @@ class SeenCurvature:
         matrix = matrix + _RIDGE * level * eye
         self.relative_noise = float(released.matrix_sd / level)
         self._is_dense = released.matrix.ndim == 2
-        self._seen = (math.nan, math.nan) if weighted else _seen(released, num_records)
+        self._seen = (math.nan, math.nan)
+        if not weighted:
+            self._seen = _seen(released, simulated, num_records, expected_trace)
         self.stretch = 0.0
         if not self._is_dense:
             scales = _draw_scales(released, simulated, num_records, generator)
@@ -525,7 +530,9 @@ class SeenCurvature:
         if not self._is_dense:
             released = dataclasses.replace(released, matrix=matrix)
         self._released = released
-        variance, self.lack_of_fit = _score_variance(released, source, matrix, num_records)
+        variance, self.lack_of_fit = _score_variance(
+            released, source, matrix, num_records, trusted=trusted
+        )
         share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
         self.window = _window_of(
             released,
@@ -617,12 +624,22 @@ class SeenCurvature:
         )
 
 
-def _seen(released: ReleasedSums, num_records: int) -> tuple[float, float]:
+def _seen(
+    released: ReleasedSums,
+    simulated: SimulatedMoments,
+    num_records: int,
+    expected_trace: float | None,
+) -> tuple[float, float]:
     """Returns `Curvatures.seen`."""
     size, matrix = len(released.theta), released.matrix
     squares = np.diag(matrix) if matrix.ndim == 2 else matrix[:size]
-    noise = released.matrix_sd * math.sqrt(size)
-    return float(squares.sum()) / num_records, noise / num_records
+    if expected_trace is None:
+        one = simulated.matrix if matrix.ndim == 2 else np.diag(simulated.squares[:size])
+        expected_trace = float(np.trace(one))
+    if expected_trace <= 0.0:
+        return math.nan, math.nan
+    total = num_records * expected_trace
+    return float(squares.sum()) / total, released.matrix_sd * math.sqrt(size) / total
 
 
 def least_eigenvalue(matrix: np.ndarray) -> float:
@@ -755,14 +772,24 @@ def _if_above(least: float, probability: float) -> float:
 
 
 def _score_variance(
-    released: ReleasedSums, simulated: SimulatedMoments, matrix: np.ndarray, num_records: int
+    released: ReleasedSums,
+    simulated: SimulatedMoments,
+    matrix: np.ndarray,
+    num_records: int,
+    *,
+    trusted: bool,
 ) -> tuple[float, ReleasedExcess]:
     """Returns the variance of psi over the matrix, and the released excess beside what is expected.
 
     Outcomes may vary more than the model says. So the variance is that of the simulation, and more
     by the released excess as far as the noise lets it be seen.
+
+    In coordinates of released values public inputs are unlike the private ones, and so is by how
+    much the clip cuts their scores: the variance is the most that it may be, that of no cut.
     """
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
+    if not trusted:
+        expected = max(expected, 1.0)
     total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
     excess, excess_sd = released.excess / total, released.excess_sd / total
     trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)

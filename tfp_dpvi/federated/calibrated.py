@@ -607,5 +607,9 @@ def _weighted(
         sampling=square * curvatures.window.sampling,
     )
     return dataclasses.replace(
-        curvatures, window=window, lack_of_fit=equal.lack_of_fit, ranks=equal.ranks
+        curvatures,
+        window=window,
+        lack_of_fit=equal.lack_of_fit,
+        ranks=equal.ranks,
+        seen=equal.seen,
     )

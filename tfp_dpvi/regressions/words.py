@@ -33,7 +33,7 @@ _MEANINGS = (
         rf"the fit has not settled: its two halves differ (\1); {_LARGER}",
     ),
     (
-        r"hardly any record counts: scores say (.*) of what .* \(limit (.*)\).*",
+        r"hardly any record counts: scores say (.*) of what they should \(limit (.*)\).*",
         r"hardly any record counts: all together say \1 of what they should (limit \2), as where "
         "typical values in the schema are in another unit than the records: mend these, or leave "
         "them out",
