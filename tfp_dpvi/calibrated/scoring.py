@@ -761,14 +761,14 @@ class Scoring:
         released, halves = self._released(accumulated, mechanism, used)
         whitening, trusted = self._coordinates.whitening, self._coordinates.trusted
         noise = self._coordinates.noise
-        expected: float | None = None
+        own_trace: float | None = None
         if trusted:
             simulated = self.likelihood.moments_at(released.theta, whitening)
         else:
-            # Fitted to the release, `simulated` would not say that hardly a record counts.
-            expected = float(np.trace(self._moments_alike(released.theta).matrix))
             trace = float(np.trace(released.matrix)) / self.num_records
             simulated = self._moments_alike(released.theta, trace)
+            # Fitted to the release, `simulated` would not say that hardly a record counts.
+            own_trace = float(np.trace(self._moments_alike(released.theta).matrix))
         own = ReleasedWeights.of_blocks(accumulated, mechanism, np.asarray(used))
         weights, balanced = self._balanced(released, own), None
         if weights is not None:
@@ -777,7 +777,7 @@ class Scoring:
         if trusted and present is not None:
             noise = present.noise
         seen = self.seen_of(
-            released, halves, simulated, whitening, trusted, balanced, noise, expected
+            released, halves, simulated, whitening, trusted, balanced, noise, own_trace
         )
         is_alike = self._are_alike(seen)
         is_enough = is_alike and present is None
@@ -822,7 +822,7 @@ class Scoring:
         trusted: bool,
         balanced: SimulatedMoments | None = None,
         noise: float = 0.0,
-        expected_trace: float | None = None,
+        own_trace: float | None = None,
     ) -> SeenCurvature:
         """Returns what released sums say of the curvature.
 
@@ -834,7 +834,7 @@ class Scoring:
           trusted: Whether the coordinates are those of public inputs.
           balanced: See `SeenCurvature`.
           noise: See `SeenCurvature.centre_noise`.
-          expected_trace: See `SeenCurvature`.
+          own_trace: See `SeenCurvature`.
         """
         first, second = halves
         away = np.linalg.solve(whitening.T, first.theta - second.theta)
@@ -854,7 +854,7 @@ class Scoring:
             weighted=not self.likelihood.scale.are_alike,
             balanced=balanced,
             centre_noise=noise,
-            expected_trace=expected_trace,
+            own_trace=own_trace,
         )
 
     def window(

@@ -56,6 +56,9 @@ _NONE = 1e-4
 _KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
+# Of the variance of scores, what the clip leaves at least if public inputs are unlike private ones:
+# with right correlations .7 and more. Intervals are then at least .8 times as wide as they should.
+_LEAST_LEFT = 2.0 / 3.0
 # With weights, whose curvature is hardly cut.
 _WEIGHTED_SD = 0.02
 # Of sums in float32: a correlation nearer to 1 is not seen, and may come out larger.
@@ -461,7 +464,7 @@ class SeenCurvature:
       centre_noise: Of the released matrices by which the simulation's inputs were weighted, or the
         coordinates formed, the noise's standard deviation on the diagonal, over the diagonal's
         mean; 0 if there were none.
-      expected_trace: Of the capped matrix for one record, to compare the release with; None for
+      own_trace: That of the capped matrix for one public record in coordinates of its own; None for
         that of `simulated`.
 
     Attributes:
@@ -492,7 +495,7 @@ class SeenCurvature:
         weighted: bool = False,
         balanced: SimulatedMoments | None = None,
         centre_noise: float = 0.0,
-        expected_trace: float | None = None,
+        own_trace: float | None = None,
     ) -> None:
         self._generator = generator
         self._num_records, self._ranking = num_records, ranking
@@ -501,14 +504,11 @@ class SeenCurvature:
         eye = np.eye(size)
         self._source = source = simulated if balanced is None else balanced
         kappa = source.scale / np.trace(source.matrix)
-        matrix = num_records * simulated.matrix
-        level = np.trace(matrix) / size
-        matrix = matrix + _RIDGE * level * eye
+        level = num_records * np.trace(simulated.matrix) / size
+        matrix = num_records * simulated.matrix + _RIDGE * level * eye
         self.relative_noise = float(released.matrix_sd / level)
         self._is_dense = released.matrix.ndim == 2
-        self._seen = (math.nan, math.nan)
-        if not weighted:
-            self._seen = _seen(released, simulated, num_records, expected_trace)
+        self._seen = _seen(released, simulated, num_records, own_trace)
         self.stretch = 0.0
         if not self._is_dense:
             scales = _draw_scales(released, simulated, num_records, generator)
@@ -530,9 +530,7 @@ class SeenCurvature:
         if not self._is_dense:
             released = dataclasses.replace(released, matrix=matrix)
         self._released = released
-        variance, self.lack_of_fit = _score_variance(
-            released, source, matrix, num_records, trusted=trusted
-        )
+        variance, self.lack_of_fit = _score_variance(released, source, matrix, num_records, trusted)
         share = 1.0 if num_twins == 0 else num_twins / (num_twins + 1.0)
         self.window = _window_of(
             released,
@@ -620,7 +618,7 @@ class SeenCurvature:
             shrink=float(np.clip(np.trace(source.slope) / source.length, 0.02, 1.0)),
             mismatch=far,
             weights=released.weights,
-            seen=self._seen,
+            seen=(math.nan, math.nan) if self._weighted else self._seen,
         )
 
 
@@ -628,17 +626,18 @@ def _seen(
     released: ReleasedSums,
     simulated: SimulatedMoments,
     num_records: int,
-    expected_trace: float | None,
+    own_trace: float | None,
 ) -> tuple[float, float]:
     """Returns `Curvatures.seen`."""
     size, matrix = len(released.theta), released.matrix
-    squares = np.diag(matrix) if matrix.ndim == 2 else matrix[:size]
-    if expected_trace is None:
-        one = simulated.matrix if matrix.ndim == 2 else np.diag(simulated.squares[:size])
-        expected_trace = float(np.trace(one))
-    if expected_trace <= 0.0:
+    squares, expected = (
+        (np.diag(matrix), np.diag(simulated.matrix))
+        if matrix.ndim == 2
+        else (matrix[:size], simulated.squares[:size])
+    )
+    total = num_records * (expected.sum() if own_trace is None else own_trace)
+    if total <= 0.0:
         return math.nan, math.nan
-    total = num_records * expected_trace
     return float(squares.sum()) / total, released.matrix_sd * math.sqrt(size) / total
 
 
@@ -776,7 +775,6 @@ def _score_variance(
     simulated: SimulatedMoments,
     matrix: np.ndarray,
     num_records: int,
-    *,
     trusted: bool,
 ) -> tuple[float, ReleasedExcess]:
     """Returns the variance of psi over the matrix, and the released excess beside what is expected.
@@ -784,12 +782,12 @@ def _score_variance(
     Outcomes may vary more than the model says. So the variance is that of the simulation, and more
     by the released excess as far as the noise lets it be seen.
 
-    In coordinates of released values public inputs are unlike the private ones, and so is by how
-    much the clip cuts their scores: the variance is the most that it may be, that of no cut.
+    In coordinates of released values public inputs are unlike the private ones. At parameters that
+    make outcomes rare there, and not here, the clip would leave little of the public scores.
     """
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
     if not trusted:
-        expected = max(expected, 1.0)
+        expected = max(expected, _LEAST_LEFT)
     total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
     excess, excess_sd = released.excess / total, released.excess_sd / total
     trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)
