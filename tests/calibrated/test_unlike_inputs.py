@@ -48,6 +48,30 @@ def test_columns_of_another_scale_are_learned(fits, mean, sd):
     assert (spread < 2.0 * exact).all()
 
 
+def test_outcomes_that_public_inputs_make_rare_leave_intervals_their_width():
+    """At public inputs, eight deviations off, an outcome of 0 has a chance of .04."""
+    generator = np.random.default_rng(3)
+    num = 5000
+    z = generator.normal(size=num)
+    x = (z - 8.0).astype("float32")[:, None]
+    y = (generator.random(num) < 1.0 / (1.0 + np.exp(-0.4 * z))).astype("int32")
+    prior = {"a": tfd.Normal(0.0, 2.5), "b": tfd.Sample(tfd.Normal(0.0, 2.5), 1)}
+    fits = Fits(
+        tfd.JointDistributionNamed(prior),
+        lambda p, x: tfd.Bernoulli(logits=p["a"] + tf.linalg.matvec(x, p["b"])),
+        x,
+        y,
+        generator.normal(size=(1000, 1)).astype("float32"),
+    )
+    share = 1.0 / (1.0 + np.exp(-0.4 * z))
+    design = np.column_stack([np.ones(num), x[:, 0]])
+    exact = np.linalg.inv((design * (share * (1.0 - share))[:, None]).T @ design)[1, 1] ** 0.5
+    for seed in (0, 1):
+        draws = fits.posterior(fits.run(x, y, seed=seed)).distribution.sample(2000, seed=[1, 2])
+        # It was .56 of the width without privacy, and the noise is to make it wider.
+        assert draws["b"].numpy().std() > 0.8 * exact
+
+
 def test_a_shift_of_a_column_changes_the_intercept(fits, monkeypatch):
     """In whitened coordinates sigma comes first, then the intercept."""
     accumulated = fits.run(*records(0.0, 1.0, 1), seed=1)
