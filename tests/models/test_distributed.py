@@ -520,6 +520,24 @@ def test_workers_with_books_of_their_own_add_one_noise(workers):
     assert one["exhausted"][2] == two["exhausted"][2] == 0
 
 
+def test_a_worker_that_refuses_says_its_own_reason_where_the_others_have_ended(monkeypatch):
+    """The others may end as soon as they have heard of it: before the exchange has ended here."""
+
+    def ended(own):
+        raise RuntimeError("Another worker has ended.")
+
+    def refusing():
+        raise dpvi.privacy.BudgetExhaustedError("The own reason.")
+
+    workers = distribution.Workers(tf.distribute.get_strategy())
+    workers.several = True
+    monkeypatch.setattr(workers, "_gathered", ended)
+    with pytest.raises(dpvi.privacy.BudgetExhaustedError, match="The own reason"):
+        workers.agree_on(refusing)
+    with pytest.raises(RuntimeError, match="Another worker has ended"):
+        workers.agree_on(lambda: 1)
+
+
 @pytest.mark.parametrize(
     "workers", [pytest.param("everything", marks=pytest.mark.slow)], indirect=True
 )

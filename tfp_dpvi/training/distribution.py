@@ -247,7 +247,11 @@ class Workers:
         except Exception as error:
             refusal = error
         if self.several:
-            refused = self._gathered([float(refusal is not None)])[:, 0]
+            try:
+                refused = self._gathered([float(refusal is not None)])[:, 0]
+            except RuntimeError as lost:
+                # A worker that has heard of the refusal may have ended before this one has.
+                raise refusal or lost from None
             if refusal is None and refused.any():
                 raise RuntimeError(
                     f"Worker {int(np.argmax(refused))} has refused this fit; see its message. "
