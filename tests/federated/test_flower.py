@@ -168,6 +168,28 @@ def test_a_node_that_is_slower_than_the_timeout_is_taken_later():
     assert server.refused == []
 
 
+def test_an_error_that_comes_late_does_not_end_the_wait_for_the_repeat():
+    """The study waits for its quorum with the same request, which is under way a second time when the first fails."""
+    made, _ = workers()
+    nodes = {n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)}
+    grid, asked = SlowGrid(nodes, 0.3), []
+
+    def is_first(task):
+        asked.append(task.request)
+        # The second's answer comes within the timeout, and after the first's error.
+        grid.seconds = 0.3 if len(asked) == 1 else 0.15
+        return len(asked) == 1
+
+    grid.nodes[3] = node(3, "h3", made[2], fails=is_first)
+    server = Server(TERMS, None, Synchronous(rounds=1, damping=1.0, quorum=3))
+    settings = {"roster": "trust_on_first_use", "poll": 0.001, "pause": 0.001}
+    run = FlowerRun(grid, server, timeout=0.2, **settings)
+    run.wait_for(3, at_most=20.0)
+    run.play()
+    assert set(server.history[0].hospitals) == {"h1", "h2", "h3"}
+    assert asked == asked[:1] * 2
+
+
 def test_a_server_that_is_killed_continues_in_another_run(tmp_path):
     """The nodes are there all the time, and the new run sends what was under way again."""
     made, precision = workers()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -80,6 +81,30 @@ def test_what_a_process_that_is_killed_once_leaves_is_taken(tmp_path, process, m
     federation = KilledOnce(tmp_path, Forks(), process, moment)
     federation.play()
     assert federation.kills == {(process[0], "write"): 1}
+    books = check_study(federation)
+    assert books.used == books.charged == 4
+
+
+class KilledWithANode(KilledOnce):
+    """The server's machine takes a node with it, which joins again after more than three of the server's pauses."""
+
+    def start(self, role, name):
+        node = ("node", "h0")
+        if self.kills:
+            state = json.loads((self.directory / "server" / "state.json").read_text())
+            self.was_last = state["place"] is not None
+            self.end(node)
+        super().start(role, name)
+        if self.kills:
+            time.sleep(0.5)
+            self.launch(*node)
+
+
+def test_a_node_that_joins_late_in_the_last_phase_is_asked(tmp_path):
+    """Its worker has kept its sums: three requests were over before it had joined, and the study ended without them."""
+    federation = KilledWithANode(tmp_path, Forks(), ("server", ""), 28)
+    federation.play()
+    assert federation.was_last
     books = check_study(federation)
     assert books.used == books.charged == 4
 

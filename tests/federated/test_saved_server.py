@@ -223,8 +223,8 @@ def test_a_reply_that_is_neither_the_latest_nor_unanswered_is_refused():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
-def test_below_the_quorum_a_study_waits(schedule):
-    """No update is made and no hospital is asked for new noise until enough are back."""
+def test_below_the_quorum_a_study_waits(schedule, caplog):
+    """The log says so once; no update is made and no hospital is asked for new noise until enough are back."""
     schedule = type(schedule)(rounds=4, quorum=2)
     server, workers = Server(TERMS, NAMES, schedule), hospitals()
     away = set()
@@ -240,6 +240,7 @@ def test_below_the_quorum_a_study_waits(schedule):
         turn()
     updates = len(server.history)
     assert updates >= 1
+    assert "waits" not in caplog.text
     away.update(("h1", "h2"))
     for _ in range(6):  # Until both are known to be away.
         turn()
@@ -248,6 +249,7 @@ def test_below_the_quorum_a_study_waits(schedule):
         turn()
         assert not server.finished
     assert (len(server.history), workers["h0"].paid) == (updates, paid)
+    assert caplog.text.count("Fewer than quorum=2 hospitals answer: the study waits.") == 1
     away.clear()
     while not server.finished:
         turn()
@@ -307,35 +309,33 @@ def test_below_the_quorum_the_last_phase_waits(quorum, away):
     assert server.sums.keys() == {"h0", "h1"}
 
 
-def test_at_its_quorum_the_last_phase_asks_three_times():
-    server, tasks = in_last_phase(1)
+def asked_in_vain(quorum, other_answers):
+    """Runs a last phase in which one hospital is silent; returns how often that one was asked."""
+    server, tasks = in_last_phase(quorum)
     asked = 0
     while tasks:
         for task in tasks:
             if task.hospital == "h0":
-                server.receive("h0", sums_of(task))
+                server.receive("h0", other_answers(task))
             else:
                 asked += 1
                 server.give_up(task.request)
         tasks = server.due()
     assert server.finished
-    assert asked == 3
+    return asked
+
+
+def test_at_its_quorum_the_last_phase_asks_three_times():
+    assert asked_in_vain(1, sums_of) == 3
 
 
 def test_a_last_phase_whose_quorum_cannot_be_reached_ends():
     """One declines for good, so that nobody waits for the other one for ever."""
-    server, tasks = in_last_phase(2)
-    asked = 0
-    while tasks:
-        for task in tasks:
-            if task.hospital == "h0":
-                server.receive("h0", answer(task, None, reason="they are charged already"))
-            else:
-                asked += 1
-                server.give_up(task.request)
-        tasks = server.due()
-    assert server.finished
-    assert 3 <= asked <= 4
+
+    def declines(task):
+        return answer(task, None, reason="they are charged already")
+
+    assert 3 <= asked_in_vain(2, declines) <= 4
 
 
 def test_a_study_whose_quorum_cannot_be_reached_ends_and_says_so():

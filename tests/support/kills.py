@@ -230,7 +230,9 @@ def run_server(directory, fate):
     module._LOOK = 0.05  # Seconds between looks for new nodes.
     fate.in_writes()
     terms, folder = StudyTerms.load(directory / "terms.json"), directory / "server"
+    wanted = len(settings.hospitals)
     if (folder / "state.json").exists():
+        wanted = settings.quorum  # A node may have gone with the server.
         server = Server.load(folder, terms)
     else:
         kind = SCHEDULES[settings.schedule]
@@ -240,7 +242,7 @@ def run_server(directory, fate):
     grid = Grid({number: directory / f"{name}.node" for number, name in names.items()})
     seconds = {"timeout": TIMEOUT, "poll": 0.002, "pause": PAUSE}
     run = module.FlowerRun(grid, server, roster=names, **seconds)
-    run.wait_for(len(names))
+    run.wait_for(wanted)
     run.play()
 
 
@@ -572,16 +574,21 @@ class Federation:
         return role, "" if role == "server" else str(self.rng.choice(self.settings.hospitals))
 
     def kill(self, process, way):
-        pid = self.running[process]
-        os.kill(pid, signal.SIGKILL)
-        while (status := self.forks.poll(pid)) is None:
-            time.sleep(0.0005)
+        status = self.end(process)
         if process == ("server", "") and status == 0:  # The study had just ended.
             self.done = True
             del self.running[process]
             return
         assert status == signal.SIGKILL, self.errors(f"{process} ended with {status}")
         self.died(process, way)
+
+    def end(self, process):
+        """Kills a process, and returns how it has ended."""
+        pid = self.running[process]
+        os.kill(pid, signal.SIGKILL)
+        while (status := self.forks.poll(pid)) is None:
+            time.sleep(0.0005)
+        return status
 
     def died(self, process, way):
         """Counts a kill, and starts the process again."""

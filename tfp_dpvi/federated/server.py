@@ -491,9 +491,16 @@ class Server:
         """
         for name, member in self._members.items():
             if member.awaits(request) and not self._resends:
+                waited = self._is_waiting()
                 self._members[name] = dataclasses.replace(
                     member, is_under_way=False, is_silent=True
                 )
+                if self._is_waiting() and not waited:
+                    _LOG.warning(
+                        "Fewer than quorum=%d hospitals answer: the study waits. "
+                        "`drop`, or a smaller quorum, ends the wait.",
+                        self.schedule.quorum,
+                    )
                 self._end_request()
 
     def _end_request(self) -> None:

@@ -107,8 +107,9 @@ class FlowerRun:
       timeout: Seconds after which a node that has not answered is given up for the round. Its reply
         is still taken if it comes within ten times as long.
       poll: Seconds between looks for replies.
-      pause: Seconds that all nodes wait when one fails or is not here: else an outage of all would
-        use up the rounds at once. In the last phase one that fails is asked again until `timeout`.
+      pause: Seconds that all nodes wait when one fails, and that a task waits for a node which has
+        not joined: else an outage of all would use up the rounds at once. In the last phase a task
+        waits until `timeout`, and a node that fails is asked again.
 
     Raises:
       ValueError: The roster is neither a mapping nor the name of the rule.
@@ -133,6 +134,7 @@ class FlowerRun:
         self._pause = pause
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()
+        self._unsent: list[tuple[Task, float]] = []  # With the end of the wait for its node.
         self._open: dict[str, _Sent] = {}  # By message id.
         self._late: dict[str, _Sent] = {}  # Given up for their round; replies are still welcome.
         self._next_look = 0.0
@@ -160,13 +162,8 @@ class FlowerRun:
         seen = len(self.server.history)
         while not self.server.finished:
             for task in self.server.due():
-                if task.hospital in self.nodes:
-                    self._push(
-                        self.nodes[task.hospital], "train", task.to_bytes(), self._timeout, task
-                    )
-                else:  # Of the roster, and not here yet.
-                    time.sleep(self._pause)
-                    self.server.give_up(task.request)
+                waits = self._timeout if task.last else self._pause
+                self._unsent.append((task, time.monotonic() + waits))
             self._step()
             if show is not None and len(self.server.history) > seen:
                 show(self.server)
@@ -181,8 +178,9 @@ class FlowerRun:
         self._open[identity] = _Sent(node, time.monotonic() + timeout, task)
 
     def _step(self) -> None:
-        """Asks new nodes for their names, takes what has come, and gives up what is overdue."""
+        """Asks for new names, sends what is due, takes what has come, gives up what is overdue."""
         self._look()
+        self._send()
         sent = {**self._late, **self._open}
         replies = list(self._grid.pull_messages(list(sent))) if sent else []
         for reply in replies:
@@ -213,6 +211,18 @@ class FlowerRun:
             for node in set(self._grid.get_node_ids()) - known:
                 self._push(node, "query", b"", _LATEST_NAME)
 
+    def _send(self) -> None:
+        """Sends tasks to the nodes that are here; gives up those that have waited too long."""
+        unsent, self._unsent = self._unsent, []
+        for task, deadline in unsent:
+            node = self.nodes.get(task.hospital)
+            if node is not None:
+                self._push(node, "train", task.to_bytes(), self._timeout, task)
+            elif time.monotonic() < deadline:
+                self._unsent.append((task, deadline))
+            else:
+                self.server.give_up(task.request)
+
     def _take(self, sent: _Sent, reply: Message | None) -> None:
         """Takes a node's reply, or None for a node that is overdue."""
         if reply is None:
@@ -234,8 +244,13 @@ class FlowerRun:
             time.sleep(self._pause)
         elif not self.server.receive(sent.task.hospital, _bytes_of(reply)):
             time.sleep(self._poll)
-        if sent.task is not None:
+        if sent.task is not None and not self._is_asked(sent.task):
             self.server.give_up(sent.task.request)  # A refused reply is not repeated.
+
+    def _is_asked(self, task: Task) -> bool:
+        """Returns whether another message asks for the same."""
+        open_tasks = (sent.task for sent in self._open.values())
+        return any(other is not None and other.request == task.request for other in open_tasks)
 
     def _join(self, node: int, name: str) -> None:
         wanted = name if self._roster is None else self._roster.get(node)
