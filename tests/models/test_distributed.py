@@ -18,7 +18,7 @@ from support import tapes
 import tfp_dpvi as dpvi
 from tfp_dpvi import _random
 from tfp_dpvi._tf import tf
-from tfp_dpvi.sampling import PoissonSampler
+from tfp_dpvi.sampling import FullBatchSampler, PoissonSampler
 from tfp_dpvi.sampling.poisson import poisson_gaps
 from tfp_dpvi.training import distribution
 
@@ -384,6 +384,48 @@ def test_replicas_share_the_batches_of_their_own_worker(monkeypatch, num_shards)
     for first in range(0, 4, each):
         together = [row for part in seen[first : first + each] for row in part]
         assert sorted(together) == list(range(10))
+
+
+@pytest.mark.parametrize("batchwise", [False, True])
+@pytest.mark.parametrize(
+    ("indices", "is_gathered"),
+    [([0, 1, 2, 3], False), ([0, 1, 3, 2], True), ([0, 1, 2], True), ([0, 1, 2, 3, 3], True)],
+)
+def test_rows_of_a_whole_batch_in_order_are_not_gathered(indices, is_gathered, batchwise):
+    """Of four records, with any that are masked; where it is not known when tracing, they are."""
+    replicas = distribution.Replicas(None, jit_compile=False, static=False)
+    table = tf.constant([[0.0], [1.0], [2.0], [3.0]])
+
+    def rows_of(places, mask):
+        records = {"x": table, "mask": table}
+        return replicas.rows(records, places, mask, batchwise)
+
+    mask = tf.constant([place != 1 for place in range(len(indices))])
+    places = tf.constant(indices, tf.int64)
+    known = tf.function(lambda mask: rows_of(tf.constant(indices, tf.int64), mask), autograph=False)
+    unknown = tf.function(rows_of, autograph=False)
+    ways = {
+        known.get_concrete_function(mask): ((mask,), is_gathered),
+        unknown.get_concrete_function(places, mask): ((places, mask), True),
+    }
+    for way, (arguments, gathers) in ways.items():
+        kinds = {operation.type for operation in way.graph.get_operations()}
+        assert ("GatherV2" in kinds) == gathers
+        records, kept = way(*arguments)
+        assert records.keys() == {"x"}
+        found = tf.boolean_mask(records["x"][:, 0], kept).numpy().tolist()
+        assert found == [place for at, place in enumerate(indices) if at != 1]
+
+
+@tf.function(autograph=False)
+def test_a_full_batch_is_known_to_have_all_rows_in_order():
+    def check(carry, indices, mask):
+        del mask
+        assert distribution._are_all_in_order(indices, [tf.zeros([5]), tf.zeros([5, 2])])
+        assert not distribution._are_all_in_order(indices, [tf.zeros([5]), tf.zeros([6])])
+        return carry + 1
+
+    assert FullBatchSampler(5).for_each_batch(None, check, 0) == 1
 
 
 # ---------------------------------------------------------------------- two workers on loopback: one script
