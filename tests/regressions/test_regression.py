@@ -134,6 +134,17 @@ def test_pictures(poisson):
 
 
 @pytest.mark.parametrize(
+    ("elsewhere", "name"),
+    [("gaussian", "normal"), ("negbinomial", "negative_binomial"), ("cumulative", "ordinal")],
+)
+def test_names_of_other_libraries_are_those_of_families(elsewhere, name):
+    schema = {"x": {"type": "binary"}, "y": {"type": "integer", "lower": 0, "upper": 4}}
+    assert described("y ~ x", elsewhere, schema)[1] == described("y ~ x", name, schema)[1]
+    with pytest.raises(ValueError, match="family='gauss' is unknown; pass one of 'normal',"):
+        described("y ~ x", "gauss", schema)
+
+
+@pytest.mark.parametrize(
     ("name", "family"), [("sigma", "normal"), ("nu", "student"), ("Intercept", "normal")]
 )
 def test_a_column_with_the_name_of_a_parameter_is_refused(name, family):

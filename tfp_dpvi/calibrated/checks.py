@@ -27,9 +27,10 @@ MOST_SHIFT = 1.0
 # A pull by the prior that matters, in posterior standard deviations.
 MOST_PULL = 1.0
 _LIMITS = {"shift": MOST_SHIFT, "pull": MOST_PULL}
-# Of weighted scores, and the standard deviations of noise from which a share is surely above it.
+# Of weighted scores.
 MOST_CUT = 0.01
-CLEAR_CUT = 2.33
+# Standard deviations of noise by which a released share is surely beyond its limit: 1 % of chance.
+_CLEARLY = 2.33
 # Of the range in which scores are linear.
 MOST_EXTENT = 1.0
 # Right public inputs have at most 1.31 in ten cells of the calibration study. Of fits whose columns
@@ -150,7 +151,7 @@ class Checks:
                 f"the two halves of the window differ (p = {self.halves:.1g}): training did not "
                 "converge"
             )
-        if LEAST_SEEN - self.seen > CLEAR_CUT * self.seen_noise:
+        if LEAST_SEEN - self.seen > _CLEARLY * self.seen_noise:
             sentences.append(
                 f"hardly any record counts: scores say {max(self.seen, 0.0):.1%} of what they "
                 f"should (limit {LEAST_SEEN:.0%}), as where they overflow; pass public inputs in "
@@ -184,7 +185,7 @@ class Checks:
                 "the likelihood has the wrong shape: outcomes are not where it expects them (p = "
                 f"{self.ranks:.1g}); {_MEND_FIRST if is_off else shape}"
             )
-        if self.cut - CLEAR_CUT * self.cut_noise > MOST_CUT:
+        if self.cut - _CLEARLY * self.cut_noise > MOST_CUT:
             sentences.append(
                 f"the clip cuts {self.cut:.1%} of the weighted scores (limit {MOST_CUT:.0%}): if "
                 "weights depend on outcomes, estimates are biased; pass public_inputs that "

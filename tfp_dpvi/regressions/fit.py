@@ -35,7 +35,7 @@ from tfp_dpvi.regressions.families import (
     make_prior,
 )
 from tfp_dpvi.regressions.measured import Measurable, Terms, measured_schema
-from tfp_dpvi.regressions.outcomes import FAMILIES
+from tfp_dpvi.regressions.outcomes import FAMILIES, OTHER_NAMES
 from tfp_dpvi.regressions.parts import Parts
 from tfp_dpvi.regressions.result import Regression
 
@@ -95,7 +95,7 @@ def regression(
       family: "normal", "student", "lognormal", "gamma", "weibull", "exponential", "beta",
         "bernoulli", "binomial", "beta_binomial", "poisson", "negative_binomial",
         "zero_inflated_poisson", "zero_inflated_negative_binomial", "hurdle_poisson", "categorical"
-        or "ordinal".
+        or "ordinal"; or Bambi's or brms' name of one of these, such as "gaussian".
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       epsilon: The privacy loss of all releases on the ledger after this fit: without a ledger, or
         with a new one, that of the fit.
@@ -175,7 +175,7 @@ def regression(
     persons = _persons(data, design, unit, max_rows_per_unit)
     _refuse_as_weights(weights, unit, design.outcome)
     settings = {**persons, **({} if weights is None else _weights(schema, weights, data, outside))}
-    y = outcome_values(design, family, parts.outcome, data)
+    y = outcome_values(design, parts.family, parts.outcome, data)
     if not len(y):
         raise ValueError("data has no rows: pass at least one record.")
     rows = design.rows(data)
@@ -192,7 +192,7 @@ def regression(
         ledger = found.ledger
         design, parts = described(formula, family, found.schema, priors, unit, **described_by)
         parts = dataclasses.replace(parts, measured=found.names, share=found.share)
-        y = outcome_values(design, family, parts.outcome, data)
+        y = outcome_values(design, parts.family, parts.outcome, data)
         rows = design.rows(data)
         checked = _checked(design, checks, check_columns, data)
     model = DPVI(
@@ -238,7 +238,8 @@ def described(
     Raises:
       ValueError: They do not fit each other.
     """
-    check.one_of("family", family, tuple(FAMILIES))
+    check.one_of("family", family, (*FAMILIES, *OTHER_NAMES))
+    family = OTHER_NAMES.get(family, family)
     schema = Schema.of(schema)
     fixed, has_unit_effect = _without_unit(formula, unit)
     design = Design(fixed, schema, **settings)

@@ -675,6 +675,16 @@ FAMILIES: dict[str, Family] = {
     )
 }
 """The families by name."""
+OTHER_NAMES = {
+    "gaussian": "normal",
+    "t": "student",
+    "negativebinomial": "negative_binomial",
+    "negbinomial": "negative_binomial",
+    "zero_inflated_negativebinomial": "zero_inflated_negative_binomial",
+    "zero_inflated_negbinomial": "zero_inflated_negative_binomial",
+    "cumulative": "ordinal",
+}
+"""What Bambi and brms call the same families."""
 
 
 def expected(
