@@ -15,6 +15,7 @@ flwr = pytest.importorskip("flwr", reason="Flower is not installed (the extra `f
 from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
 
 from tfp_dpvi.federated import Factor, Server, StudyTerms, Synchronous, Task  # noqa: E402
+from tfp_dpvi.federated.deployment import flower  # noqa: E402
 from tfp_dpvi.federated.deployment.flower import FlowerRun, client_app  # noqa: E402
 from tfp_dpvi.federated.deployment.proxy import WorkerError, ask  # noqa: E402
 
@@ -190,6 +191,28 @@ def test_an_error_that_comes_late_does_not_end_the_wait_for_the_repeat():
     assert asked == asked[:1] * 2
 
 
+def test_a_hospital_that_is_dropped_before_its_node_joins_is_not_asked(monkeypatch):
+    """It would pay for a change that nobody takes."""
+    monkeypatch.setattr(flower, "_LOOK", 0.0)
+    made, _ = workers()
+    server = Server(TERMS, ["h1", "h2", "h3"], Synchronous(rounds=3, damping=1.0))
+    grid, asked = Grid({1: node(1, "h1", made[0])}), []
+
+    def drops(task):
+        if 3 not in grid.nodes:
+            server.drop("h3")
+            grid.nodes[3] = node(3, "h3", made[2], silent=asked.append)
+        return False
+
+    grid.nodes[2] = node(2, "h2", made[1], silent=drops)
+    run = FlowerRun(grid, server, roster="trust_on_first_use", poll=0.001, pause=20.0)
+    run.wait_for(2, at_most=20.0)
+    run.play()
+    assert run.nodes.keys() == {"h1", "h2", "h3"}
+    assert len(server.history) == 4  # The drop, and three rounds.
+    assert asked == []
+
+
 def test_a_server_that_is_killed_continues_in_another_run(tmp_path):
     """The nodes are there all the time, and the new run sends what was under way again."""
     made, precision = workers()
@@ -280,8 +303,6 @@ def test_the_client_asks_the_worker_that_its_node_names(tmp_path):
     with pytest.raises(WorkerError, match="does not answer"):
         ask(path, b"task")
     context = types.SimpleNamespace(node_config={"hospital": "h"})
-    from tfp_dpvi.federated.deployment import flower
-
     with pytest.raises(ValueError, match="start the node with"):
         flower._worker_of_node(context)
 

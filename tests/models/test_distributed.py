@@ -388,24 +388,31 @@ def test_replicas_share_the_batches_of_their_own_worker(monkeypatch, num_shards)
 
 @pytest.mark.parametrize("batchwise", [False, True])
 @pytest.mark.parametrize(
-    ("indices", "is_gathered"),
-    [([0, 1, 2, 3], False), ([0, 1, 3, 2], True), ([0, 1, 2], True), ([0, 1, 2, 3, 3], True)],
+    ("indices", "left_out", "is_gathered"),
+    [
+        ([0, 1, 2, 3], None, False),
+        ([0, 1, 2, 3], 1, True),
+        ([0, 1, 3, 2], None, True),
+        ([0, 1, 2], None, True),
+        ([0, 1, 2, 3, 3], 4, True),
+    ],
 )
-def test_rows_of_a_whole_batch_in_order_are_not_gathered(indices, is_gathered, batchwise):
-    """Of four records, with any that are masked; where it is not known when tracing, they are."""
+def test_rows_of_a_whole_batch_in_order_are_not_gathered(indices, left_out, is_gathered, batchwise):
+    """Of four records; where rows or mask are not known when tracing, or padding may be dropped, they are."""
     replicas = distribution.Replicas(None, jit_compile=False, static=False)
-    table = tf.constant([[0.0], [1.0], [2.0], [3.0]])
+    table = tf.constant([[0], [1], [2], [3]])
 
     def rows_of(places, mask):
-        records = {"x": table, "mask": table}
-        return replicas.rows(records, places, mask, batchwise)
+        return replicas.rows({"x": table, "mask": table}, places, mask, batchwise)
 
-    mask = tf.constant([place != 1 for place in range(len(indices))])
+    mask = tf.constant([place != left_out for place in range(len(indices))])
     places = tf.constant(indices, tf.int64)
-    known = tf.function(lambda mask: rows_of(tf.constant(indices, tf.int64), mask), autograph=False)
+    known = tf.function(
+        lambda: rows_of(*map(tf.constant, (indices, mask.numpy()))), autograph=False
+    )
     unknown = tf.function(rows_of, autograph=False)
     ways = {
-        known.get_concrete_function(mask): ((mask,), is_gathered),
+        known.get_concrete_function(): ((), is_gathered),
         unknown.get_concrete_function(places, mask): ((places, mask), True),
     }
     for way, (arguments, gathers) in ways.items():
@@ -414,18 +421,26 @@ def test_rows_of_a_whole_batch_in_order_are_not_gathered(indices, is_gathered, b
         records, kept = way(*arguments)
         assert records.keys() == {"x"}
         found = tf.boolean_mask(records["x"][:, 0], kept).numpy().tolist()
-        assert found == [place for at, place in enumerate(indices) if at != 1]
+        assert found == [place for at, place in enumerate(indices) if at != left_out]
 
 
 @tf.function(autograph=False)
-def test_a_full_batch_is_known_to_have_all_rows_in_order():
-    def check(carry, indices, mask):
-        del mask
-        assert distribution._are_all_in_order(indices, [tf.zeros([5]), tf.zeros([5, 2])])
-        assert not distribution._are_all_in_order(indices, [tf.zeros([5]), tf.zeros([6])])
-        return carry + 1
+def test_a_full_batch_is_known_to_have_all_rows_in_order_and_is_in_the_steps_graph():
+    """Guards tell records from other tensors by their graph."""
+    replicas = distribution.Replicas(None, jit_compile=False, static=False)
+    table = tf.constant([0, 1, 2, 3, 4])
 
-    assert FullBatchSampler(5).for_each_batch(None, check, 0) == 1
+    def step(carry):
+        def check(carry, indices, mask):
+            assert not distribution._are_all_in_order(indices, mask, [table, tf.zeros([6])])
+            records, _ = replicas.rows({"x": table}, indices, mask, batchwise=True)
+            assert records["x"].graph is tf.compat.v1.get_default_graph()
+            assert records["x"].op.type == "Identity"
+            return carry + 1
+
+        return (FullBatchSampler(5).for_each_batch(None, check, carry),)
+
+    tf.while_loop(lambda carry: carry < 2, step, (0,))
 
 
 # ---------------------------------------------------------------------- two workers on loopback: one script

@@ -359,7 +359,15 @@ class Server:
         """Returns the last task if it is to be sent again, else a new one."""
         member, last = self._members[hospital], self.place is not None
         # After a restart or a drop, one is asked whose reply is awaited.
-        if member.is_under_way or (self._may_come_back() and member.can_repeat):
+        if member.is_under_way:
+            return member.unanswered[-1]
+        if self._may_come_back() and member.can_repeat:
+            _LOG.warning(
+                "%s is asked again, since fewer than quorum=%d hospitals answer: the study waits. "
+                "`drop`, or a smaller quorum, ends the wait.",
+                hospital,
+                self.schedule.quorum,
+            )
             return member.unanswered[-1]
         posterior = self.posterior if self.place is None else self.place
         return Task(
@@ -484,6 +492,10 @@ class Server:
             self._members[hospital] = dataclasses.replace(self._members[hospital], is_refused=True)
         _LOG.warning("A message of %s is refused: %s", hospital, kept)
 
+    def awaits(self, request: str) -> bool:
+        """Returns whether the answer to a request is awaited, and neither given up nor dropped."""
+        return any(member.awaits(request) for member in self._members.values())
+
     def give_up(self, request: str) -> None:
         """Waits no longer for an answer; one that comes later is still taken.
 
@@ -491,16 +503,9 @@ class Server:
         """
         for name, member in self._members.items():
             if member.awaits(request) and not self._resends:
-                waited = self._is_waiting()
                 self._members[name] = dataclasses.replace(
                     member, is_under_way=False, is_silent=True
                 )
-                if self._is_waiting() and not waited:
-                    _LOG.warning(
-                        "Fewer than quorum=%d hospitals answer: the study waits. "
-                        "`drop`, or a smaller quorum, ends the wait.",
-                        self.schedule.quorum,
-                    )
                 self._end_request()
 
     def _end_request(self) -> None:

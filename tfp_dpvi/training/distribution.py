@@ -91,8 +91,9 @@ class Replicas:
           batchwise: Whether the gradient works on a batch at once, so that padding costs time.
         """
         records = {name: part for name, part in records.items() if name != "mask"}
-        if _are_all_in_order(indices, tf.nest.flatten(records)):
-            return records, mask
+        if _are_all_in_order(indices, mask, tf.nest.flatten(records)):
+            # In the graph of the step: what guards records tells them by it from other tensors.
+            return tf.nest.map_structure(tf.identity, records), mask
         if batchwise and not self._static:
             # Without XLA shapes may vary: drop padding except one row, so that no batch is empty.
             indices = tf.concat([tf.boolean_mask(indices, mask), indices[:1]], axis=0)
@@ -251,14 +252,16 @@ class Workers:
         if self.several:
             try:
                 refused = self._gathered([float(refusal is not None)])[:, 0]
-            except RuntimeError as lost:
+            except RuntimeError:
                 # A worker that has heard of the refusal may have ended before this one has.
-                raise refusal or lost from None
-            if refusal is None and refused.any():
-                raise RuntimeError(
-                    f"Worker {int(np.argmax(refused))} has refused this fit; see its message. "
-                    "No privacy was spent."
-                )
+                if refusal is None:
+                    raise
+            else:
+                if refusal is None and refused.any():
+                    raise RuntimeError(
+                        f"Worker {int(np.argmax(refused))} has refused this fit; see its message. "
+                        "No privacy was spent."
+                    )
         if refusal is not None:
             raise refusal
         return made
@@ -329,15 +332,15 @@ class Workers:
             return rows
 
 
-def _are_all_in_order(indices: tf.Tensor, parts: Sequence[tf.Tensor]) -> bool:
-    """Returns whether indices are surely those of all rows, as a full batch has them.
+def _are_all_in_order(indices: tf.Tensor, mask: tf.Tensor, parts: Sequence[tf.Tensor]) -> bool:
+    """Returns whether a batch surely has all rows in their order, as a full batch has.
 
     To gather these would take a tenth of a small step.
     """
-    known = tf.get_static_value(indices)
-    if known is None or any(part.shape[0] != known.size for part in parts):
+    known, kept = tf.get_static_value(indices), tf.get_static_value(mask)
+    if known is None or kept is None or any(part.shape[0] != known.size for part in parts):
         return False
-    return np.array_equal(known, np.arange(known.size))
+    return bool(kept.all()) and np.array_equal(known, np.arange(known.size))
 
 
 def _gather_for_xla(table: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:

@@ -108,8 +108,9 @@ class FlowerRun:
         is still taken if it comes within ten times as long.
       poll: Seconds between looks for replies.
       pause: Seconds that all nodes wait when one fails, and that a task waits for a node which has
-        not joined: else an outage of all would use up the rounds at once. In the last phase a task
-        waits until `timeout`, and a node that fails is asked again.
+        not joined: else an outage of all would use up the rounds at once. In the last phase the
+        task of a hospital that has answered before waits until `timeout`, and a node that fails is
+        asked again.
 
     Raises:
       ValueError: The roster is neither a mapping nor the name of the rule.
@@ -134,7 +135,8 @@ class FlowerRun:
         self._pause = pause
         self.nodes: dict[str, int] = {}  # The node id of each hospital that has joined.
         self._left_out: set[int] = set()
-        self._unsent: list[tuple[Task, float]] = []  # With the end of the wait for its node.
+        # By request, with the end of the wait for its node.
+        self._unsent: dict[str, tuple[Task, float]] = {}
         self._open: dict[str, _Sent] = {}  # By message id.
         self._late: dict[str, _Sent] = {}  # Given up for their round; replies are still welcome.
         self._next_look = 0.0
@@ -162,8 +164,10 @@ class FlowerRun:
         seen = len(self.server.history)
         while not self.server.finished:
             for task in self.server.due():
-                waits = self._timeout if task.last else self._pause
-                self._unsent.append((task, time.monotonic() + waits))
+                # One that has answered before may have paid for its sums and kept them.
+                is_owed = task.last and task.hospital in self.server.epsilon
+                waits = self._timeout if is_owed else self._pause
+                self._unsent[task.request] = task, time.monotonic() + waits
             self._step()
             if show is not None and len(self.server.history) > seen:
                 show(self.server)
@@ -213,13 +217,14 @@ class FlowerRun:
 
     def _send(self) -> None:
         """Sends tasks to the nodes that are here; gives up those that have waited too long."""
-        unsent, self._unsent = self._unsent, []
-        for task, deadline in unsent:
+        for task, deadline in list(self._unsent.values()):
             node = self.nodes.get(task.hospital)
-            if node is not None:
+            is_awaited = self.server.awaits(task.request)  # Not if its hospital was dropped.
+            if is_awaited and node is None and time.monotonic() < deadline:
+                continue
+            del self._unsent[task.request]
+            if is_awaited and node is not None:
                 self._push(node, "train", task.to_bytes(), self._timeout, task)
-            elif time.monotonic() < deadline:
-                self._unsent.append((task, deadline))
             else:
                 self.server.give_up(task.request)
 
