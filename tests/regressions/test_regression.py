@@ -201,7 +201,7 @@ def test_arviz_reads_and_draws_a_regression(poisson, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"family": "gaussian"}, "family"),
+        ({"family": "gauss"}, "family"),
         ({"family": "bernoulli"}, "described as Binary"),
         ({"priors": {"agee": (0, 1)}}, "no terms"),
         ({"priors": {"age": (0, -1)}}, "positive deviation"),
