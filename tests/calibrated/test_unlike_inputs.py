@@ -68,8 +68,8 @@ def test_outcomes_that_public_inputs_make_rare_leave_intervals_their_width():
     exact = np.linalg.inv((design * (share * (1.0 - share))[:, None]).T @ design)[1, 1] ** 0.5
     for seed in (0, 1):
         draws = fits.posterior(fits.run(x, y, seed=seed)).distribution.sample(2000, seed=[1, 2])
-        # It was .56 of the width without privacy, and the noise is to make it wider.
-        assert draws["b"].numpy().std() > 0.8 * exact
+        # It was .56 of the width without privacy; the noise and a tenth of its own error.
+        assert draws["b"].numpy().std() > 0.92 * exact
 
 
 def test_a_shift_of_a_column_changes_the_intercept(fits, monkeypatch):

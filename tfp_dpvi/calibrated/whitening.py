@@ -56,9 +56,6 @@ _NONE = 1e-4
 _KNOWN = 10.0
 _LOG_FACTOR_SD = 0.5
 _KAPPA_SD = 0.4
-# Of the variance of scores, what the clip leaves at least if public inputs are unlike private ones:
-# with right correlations .7 and more. Intervals are then at least .8 times as wide as they should.
-_LEAST_LEFT = 2.0 / 3.0
 # With weights, whose curvature is hardly cut.
 _WEIGHTED_SD = 0.02
 # Of sums in float32: a correlation nearer to 1 is not seen, and may come out larger.
@@ -782,12 +779,14 @@ def _score_variance(
     Outcomes may vary more than the model says. So the variance is that of the simulation, and more
     by the released excess as far as the noise lets it be seen.
 
-    In coordinates of released values public inputs are unlike the private ones. At parameters that
-    make outcomes rare there, and not here, the clip would leave little of the public scores.
+    In coordinates of released values public inputs are unlike the private ones, and do not say what
+    the clip leaves: at parameters that make outcomes rare there, and not here, little. Scores are
+    then taken to vary as without a clip, so that no interval is narrower than the released
+    information allows.
     """
     expected = num_records * simulated.expected / np.trace(num_records * simulated.matrix)
     if not trusted:
-        expected = max(expected, _LEAST_LEFT)
+        expected = max(expected, 1.0)
     total = max(np.trace(released.matrix), 0.1 * np.trace(matrix))
     excess, excess_sd = released.excess / total, released.excess_sd / total
     trust = 1.0 / (1.0 + (excess_sd / (0.3 * expected)) ** 2)
