@@ -350,8 +350,50 @@ def test_a_study_whose_quorum_cannot_be_reached_ends_and_says_so():
     for task in (b, c):
         server.receive(task.hospital, answer(task, Factor(np.zeros(3), np.ones(3))))
     assert server.finished
-    assert len(server.history) == 1
+    assert server.history[-1].hospitals == (b.hospital, c.hospital)  # They have paid.
     assert "2 hospitals of a quorum of 3" in " ".join(server.caveats)
+
+
+def at_the_end(schedule, *, comes_back):
+    """Plays a study without a last phase; h1 has paid for its last change and keeps it until it is asked so often."""
+    schedule = type(schedule)(rounds=2)
+    server, workers = Server(TERMS, NAMES, schedule), hospitals()
+    kept, asked = {}, 0
+    while tasks := server.due():
+        for task in tasks:
+            reply = workers[task.hospital].answer(task.to_bytes())
+            if task.hospital != "h1" or task.number < schedule.rounds - 1:
+                server.receive(task.hospital, reply)
+                continue
+            asked += 1
+            assert kept.setdefault(task.request, reply) == reply
+            if asked == comes_back:
+                assert server.receive("h1", reply)
+            else:
+                server.give_up(task.request)
+    assert server.finished
+    assert len(kept) == 1
+    return server, asked
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
+def test_what_a_silent_hospital_has_kept_is_asked_for_again_at_the_end(schedule):
+    server, asked = at_the_end(schedule, comes_back=4)
+    assert asked == 4
+    assert sum("h1" in update.hospitals for update in server.history) == 2
+    assert "has not answered" not in " ".join(server.caveats)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
+def test_a_hospital_that_stays_away_at_the_end_is_named(schedule, tmp_path):
+    server, asked = at_the_end(schedule, comes_back=0)
+    assert asked == 1 + 3
+    said = "h1 has not answered its last request: a change that it has paid for may be missing."
+    assert said in server.caveats
+    server.save(tmp_path)
+    again = Server.load(tmp_path, TERMS)
+    assert again.due() == []
+    assert again.finished
 
 
 def test_a_hospital_that_is_refused_every_time_does_not_keep_a_study_for_ever():

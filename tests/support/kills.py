@@ -646,8 +646,6 @@ class Books:
     used: int = 0
     # Charged, and the worker was killed before it had kept its reply.
     in_window: int = 0
-    # Kept, and a study without sums, whose quorum others were, ended without this hospital, which was away.
-    at_the_end: int = 0
 
     def __add__(self, other):
         fields = [field.name for field in dataclasses.fields(self)]
@@ -660,7 +658,6 @@ def check_study(federation):
     server = Server.load(directory / "server", StudyTerms.load(directory / "terms.json"))
     assert server.finished, "the server's process has ended before its study"
     assert not server.refused, server.refused
-    members = json.loads((directory / "server" / "state.json").read_text())["hospitals"]
     total = Books()
     for name in settings.hospitals:
         kept, charged = kept_replies(directory, name), charged_releases(directory, name, settings)
@@ -671,13 +668,10 @@ def check_study(federation):
             score = sums[0]["halves"]["score"]
             np.testing.assert_array_equal(server.sums[name].halves["score"], score)
             used += 1
-        books = Books(charged, len(kept), used, charged - len(kept), len(kept) - used)
+        books = Books(charged, len(kept), used, charged - len(kept))
         lost = f"{name} is charged for other rounds than it has kept: {books}"
         assert 0 <= books.in_window <= federation.of_workers[name], lost
-        # A study waits for the sums of each, and at a quorum of all for each change: else one may be away at its end.
-        waits = bool(server.terms.sums) or settings.quorum == len(settings.hospitals)
-        may_be_away = not waits and members[name]["is_silent"]
-        assert 0 <= books.at_the_end <= may_be_away, f"kept and not used: {name}, {books}"
+        assert used == len(kept), f"kept and not used: {name}, {books}"
         total += books
     return total
 

@@ -18,6 +18,7 @@ _PLAIN = {
     "rounds_left": int | None,
     "retired": str | None,
     "is_dropped": bool,
+    "num_repeats": int,
     "is_under_way": bool,
     "is_silent": bool,
     "is_refused": bool,
@@ -44,6 +45,7 @@ class Member:
         declined stays.
       is_dropped: Whether it was taken out of the study for good, and its factor with it.
       unanswered: Tasks whose replies are still welcome, the latest at the end.
+      num_repeats: How often the latest task was sent again after it was given up.
       is_under_way: Whether the reply to the latest task is awaited.
       is_silent: Whether its latest request was given up.
       is_refused: Whether its message after that request was refused.
@@ -77,6 +79,7 @@ class Member:
     retired: str | None = None
     is_dropped: bool = False
     unanswered: tuple[Task, ...] = ()
+    num_repeats: int = 0
     is_under_way: bool = False
     is_silent: bool = False
     is_refused: bool = False
@@ -117,11 +120,14 @@ class Member:
     def asked(self, task: Task) -> Member:
         """Returns it after a task is sent: a new one, or its latest again."""
         if task in self.unanswered:
-            return dataclasses.replace(self, is_under_way=True)
+            # One that is still awaited was not given up: the server was started again.
+            times = self.num_repeats + (not self.is_under_way)
+            return dataclasses.replace(self, num_repeats=times, is_under_way=True)
         return dataclasses.replace(
             self,
             num_tasks=self.num_tasks + 1,
             unanswered=(*self.unanswered, task)[-MOST_UNANSWERED:],
+            num_repeats=0,
             is_under_way=True,
             is_refused=False,
         )
@@ -135,6 +141,7 @@ class Member:
             rounds_left=self.rounds_left if reply.rounds_left is None else reply.rounds_left,
             retired=reply.reason if reply.change is None and reply.sums is None else None,
             unanswered=(),
+            num_repeats=0,
             is_under_way=False,
             is_silent=False,
             is_refused=False,

@@ -28,7 +28,8 @@ _LOG = logging.getLogger("tfp_dpvi")
 # it may change a standard deviation.
 _MOST_MOVED = 1.0
 _MOST_STRETCHED = 2.0
-# How often a hospital that does not answer is asked for its sums, while the quorum does.
+# How often a hospital that does not answer is asked for its sums, while the quorum does; and how
+# often for the change of its last round, where a study without sums ends.
 _MOST_ASKED = 3
 
 
@@ -187,7 +188,8 @@ class Server:
         standard deviation of the posterior, and change a standard deviation by a factor of two.
         One is there if a mean goes on in one direction and has more than a standard deviation to
         go: hospitals of unlike records have not agreed yet. One is there if
-        the study ended below its quorum, or if a hospital allows fewer rounds than it has.
+        the study ended below its quorum, or without an answer to a hospital's last request, or if
+        a hospital allows fewer rounds than it has.
         """
         sentences = []
         active = self._active()
@@ -196,6 +198,13 @@ class Server:
                 f"{len(active)} hospitals of a quorum of {self.schedule.quorum} still take part: "
                 "the study ended before its last round."
             )
+        if self.finished and self.place is None:
+            sentences += [
+                f"{name} has not answered its last request: a change that it has paid for may be "
+                "missing."
+                for name, member in active.items()
+                if member.is_silent
+            ]
         further = {name: self.schedule.rounds - member.num_tasks for name, member in active.items()}
         sentences += [
             f"{name} allows {left} further rounds of {further[name]}: agree on one number."
@@ -298,7 +307,8 @@ class Server:
         """Returns the hospitals to ask now."""
         if self._resends and self._under_way():
             return self._under_way()
-        return (self._next_in_rounds() if self.place is None else []) or self._next_for_sums()
+        in_rounds = self._next_in_rounds() if self.place is None else []
+        return in_rounds or self._next_for_sums() or self._next_owed()
 
     def _next_in_rounds(self) -> list[str]:
         """Returns the hospitals to ask for a change now."""
@@ -315,21 +325,52 @@ class Server:
                 for name, member in free.items()
                 if not member.is_present and (member.can_repeat or member.num_tasks < last)
             ]
+        elif self._rounds_are_over():
+            return []
         else:
-            answering = self._answering().values()
-            first = min(member.num_tasks for member in answering)
-            # The study ends without a hospital that is away.
-            if first >= last and not any(member.is_under_way for member in answering):
-                return []
+            first = min(member.num_tasks for member in self._answering().values())
             until = min(last, first + self.schedule.most_ahead)
             ready = [name for name, member in free.items() if member.num_tasks < until]
         least = sorted(ready, key=lambda name: active[name].num_tasks)
         return least[:1] if self.schedule.one_by_one else ready
 
+    def _rounds_are_over(self) -> bool:
+        """Returns whether no hospital is asked for a new change any more."""
+        if self._is_waiting():
+            return not self._may_come_back()
+        answering = self._answering().values()
+        # One that is away is not waited for.
+        return not any(
+            member.is_under_way or member.num_tasks < self.schedule.rounds for member in answering
+        )
+
+    @property
+    def is_closing(self) -> bool:
+        """True once no new change is due: hospitals may have kept what they are asked for now."""
+        return self.place is not None or self._rounds_are_over()
+
+    def _has_last_phase(self) -> bool:
+        """Returns whether hospitals are asked for their sums."""
+        # Those of a trusted sum are for an `Aggregation` alone.
+        return bool(self.terms.sums and self.history) and self.terms.agreed_sum is None
+
+    def _next_owed(self) -> list[str]:
+        """Returns the hospitals that may have kept the change of their last round, and are away.
+
+        They are asked for it again before a study without a last phase ends; in one with a last
+        phase they give it there.
+        """
+        if self._has_last_phase() or self._under_way() or not self._rounds_are_over():
+            return []
+        return [
+            name
+            for name, member in self._active().items()
+            if member.is_silent and member.can_repeat and member.num_repeats < _MOST_ASKED
+        ]
+
     def _next_for_sums(self) -> list[str]:
         """Returns the hospitals to ask for their sums: once all rounds are over."""
-        # Those of a trusted sum are for an `Aggregation` alone.
-        if not self.terms.sums or self.terms.agreed_sum is not None or not self.history:
+        if not self._has_last_phase():
             return []
         if self.place is None and (self._under_way() or self._is_waiting()):
             return []
@@ -368,6 +409,8 @@ class Server:
                 hospital,
                 self.schedule.quorum,
             )
+            return member.unanswered[-1]
+        if hospital in self._next_owed():
             return member.unanswered[-1]
         posterior = self.posterior if self.place is None else self.place
         return Task(
@@ -493,7 +536,20 @@ class Server:
         _LOG.warning("A message of %s is refused: %s", hospital, kept)
 
     def awaits(self, request: str) -> bool:
-        """Returns whether the answer to a request is awaited, and neither given up nor dropped."""
+        """Returns whether the answer to a request is awaited, and neither given up nor dropped.
+
+        Args:
+          request: Name of the request, `Task.request`.
+
+        ```python
+        >>> terms = StudyTerms("heights", Factor.normal(np.zeros(1), np.ones(1)))
+        >>> server = Server(terms, ["berlin"], Synchronous(rounds=1))
+        >>> (task,) = server.due()
+        >>> server.awaits(task.request)
+        True
+
+        ```
+        """
         return any(member.awaits(request) for member in self._members.values())
 
     def give_up(self, request: str) -> None:
@@ -511,7 +567,9 @@ class Server:
     def _end_request(self) -> None:
         """Applies the changes that are held, if all who were waited for have answered."""
         must_wait = self._under_way() and (self.schedule.waits or self._resends)
-        if self._held() and not must_wait and not self._is_waiting():
+        # Below a quorum that cannot be reached any more, what was paid for is taken.
+        is_waiting = self._may_come_back()
+        if self._held() and not must_wait and not is_waiting:
             self._settle()
         self._save()
         if self.finished:

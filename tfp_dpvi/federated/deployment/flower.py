@@ -108,9 +108,9 @@ class FlowerRun:
         is still taken if it comes within ten times as long.
       poll: Seconds between looks for replies.
       pause: Seconds that all nodes wait when one fails, and that a task waits for a node which has
-        not joined: else an outage of all would use up the rounds at once. In the last phase the
-        task of a hospital that has answered before waits until `timeout`, and a node that fails is
-        asked again.
+        not joined: else an outage of all would use up the rounds at once. Once the rounds are over
+        the task of a hospital that has answered before waits until `timeout`, and a node that
+        fails is asked again.
 
     Raises:
       ValueError: The roster is neither a mapping nor the name of the rule.
@@ -164,8 +164,8 @@ class FlowerRun:
         seen = len(self.server.history)
         while not self.server.finished:
             for task in self.server.due():
-                # One that has answered before may have paid for its sums and kept them.
-                is_owed = task.last and task.hospital in self.server.epsilon
+                # One that has answered before may have paid for what it is asked, and kept it.
+                is_owed = self.server.is_closing and task.hospital in self.server.epsilon
                 waits = self._timeout if is_owed else self._pause
                 self._unsent[task.request] = task, time.monotonic() + waits
             self._step()
@@ -236,8 +236,8 @@ class FlowerRun:
             _LOG.warning("Node %d failed: %s", sent.node, reply.error.reason)
             time.sleep(self._pause)
             left = sent.deadline - time.monotonic()
-            # No other waits for it, and it may have paid for its sums and kept them.
-            if sent.task is not None and sent.task.last and left > 0.0:
+            # No other waits for it, and it may have paid for what it is asked, and kept it.
+            if sent.task is not None and self.server.is_closing and left > 0.0:
                 self._push(sent.node, "train", sent.task.to_bytes(), left, sent.task)
                 return
         elif reply.metadata.src_node_id != sent.node:
