@@ -100,7 +100,9 @@ class _Recorder:
         self._at.assign_add(1)
         return private
 
-    def apply_gradients(self, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
+    def apply_gradients(
+        self, pairs: Iterable[tuple[tf.Tensor, tf.Variable]], **options: bool
+    ) -> None:
         """Applies nothing."""
 
     def rewind(self) -> None:

@@ -138,14 +138,14 @@ class Replicas:
         return total
 
     def apply(self, optimizer: Optimizer, pairs: Iterable[tuple[tf.Tensor, tf.Variable]]) -> None:
-        """Applies gradients, which all replicas have in common: under a strategy without a sum.
+        """Applies gradients, which all replicas have in common, without a sum over replicas.
 
         Args:
           optimizer: The optimizer.
           pairs: Each variable's gradient and the variable.
         """
-        options = {} if self._strategy is None else {"skip_gradients_aggregation": True}
-        optimizer.apply_gradients(pairs, **options)
+        # TensorFlow keeps the graph of each such sum for ever, a single device's too.
+        optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
     def run(self, step: Callable[[_State], _State], state: _State) -> _State:
         """Runs a step on all replicas, which end in the same state.
