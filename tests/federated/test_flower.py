@@ -191,6 +191,27 @@ def test_an_error_that_comes_late_does_not_end_the_wait_for_the_repeat():
     assert asked == asked[:1] * 2
 
 
+def test_a_node_that_fails_at_the_end_is_asked_until_the_timeout():
+    """Its hospital may have paid for its change and kept it; three failures were over in a moment."""
+    made, _ = workers()
+    nodes = {n: node(n, f"h{n}", one) for n, one in enumerate(made, 1)}
+    asked = []
+
+    def fails(task):
+        asked.append(task.request)
+        return len(asked) < 8
+
+    nodes[3] = node(3, "h3", made[2], fails=fails)
+    server = Server(TERMS, None, Synchronous(rounds=1, damping=1.0))
+    run = FlowerRun(
+        Grid(nodes), server, roster="trust_on_first_use", timeout=20.0, poll=0.001, pause=0.001
+    )
+    run.wait_for(3, at_most=20.0)
+    run.play()
+    assert {name for update in server.history for name in update.hospitals} == {"h1", "h2", "h3"}
+    assert asked == asked[:1] * 8
+
+
 def test_a_hospital_that_is_dropped_before_its_node_joins_is_not_asked(monkeypatch):
     """It would pay for a change that nobody takes."""
     monkeypatch.setattr(flower, "_LOOK", 0.0)

@@ -384,6 +384,76 @@ def test_what_a_silent_hospital_has_kept_is_asked_for_again_at_the_end(schedule)
     assert "has not answered" not in " ".join(server.caveats)
 
 
+def one_of_two(answers, *, rounds=1, quorum=2):
+    """Returns a server of two hospitals, of which h0 answers a round that h1 does not."""
+    server = Server(TERMS, ["h0", "h1"], Synchronous(rounds=rounds, quorum=quorum, damping=1.0))
+    first, second = server.due()
+    server.receive("h0", answer(first, Factor(np.zeros(3), np.ones(3))))
+    answers(server, second)
+    return server
+
+
+def test_what_is_held_is_taken_where_a_quorum_is_missed_by_a_refusal():
+    server = one_of_two(lambda server, task: server.refuse("h1", "it refuses the task: other data"))
+    server.give_up(server._members["h1"].unanswered[-1].request)
+    assert server.finished
+    assert [update.hospitals for update in server.history] == [("h0",)]
+    assert "fewer hospitals than a quorum of 2 answered" in " ".join(server.caveats)
+
+
+def test_what_is_held_is_taken_with_a_smaller_quorum(tmp_path):
+    server = one_of_two(lambda server, task: server.give_up(task.request))
+    for _ in range(9):  # It waits, with the same request.
+        (task,) = server.due()
+        server.give_up(task.request)
+    server.save(tmp_path)
+    again = Server.load(tmp_path, TERMS, schedule=Synchronous(rounds=1, quorum=1, damping=1.0))
+    assert [update.hospitals for update in again.history] == [("h0",)]
+    # Of the wait no request counts as one of those at the end.
+    assert [again.due() and again.give_up(task.request) for _ in range(4)] == [None] * 3 + [[]]
+
+
+def test_a_study_whose_last_phase_never_comes_asks_again_too():
+    terms = StudyTerms("sums", TERMS.prior, sums={"score": (3,), "matrix": (3, 3)})
+    server = Server(terms, NAMES, Synchronous(rounds=1, quorum=3))
+    a, b, c = server.due()
+    server.receive(a.hospital, answer(a, Factor(np.zeros(3), np.ones(3))))
+    server.give_up(b.request)
+    server.receive(c.hospital, answer(c, None, reason="no budget"))
+    (again,) = server.due()
+    assert again == b
+    server.receive(b.hospital, answer(b, Factor(np.zeros(3), np.ones(3))))
+    assert server.finished
+    assert [update.hospitals for update in server.history] == [(a.hospital,), (b.hospital,)]
+
+
+def test_a_sequential_study_waits_for_no_hospital_alone():
+    """The first one never answers."""
+    server = Server(TERMS, ["dead", "back"], Sequential(rounds=1))
+    for _ in range(5):
+        for task in server.due():
+            server.give_up(task.request)
+    assert {task.hospital for task in server.due()} == {"dead", "back"}
+
+
+def test_a_hospital_that_answers_at_the_end_is_asked_for_nothing_new():
+    """It was rounds behind: nobody is left to correct what it would say."""
+    server = Server(TERMS, ["slow", "quick"], Asynchronous(rounds=4))
+    slow, quick = server.due()
+    server.give_up(slow.request)
+    while not server.is_closing:
+        for task in [quick, *server.due()]:
+            if task.hospital == "quick":
+                server.receive("quick", answer(task, Factor(np.zeros(3), np.ones(3))))
+            else:
+                server.give_up(task.request)
+    (again,) = server.due()
+    assert again.hospital == "slow"
+    assert server.receive("slow", answer(again, Factor(np.zeros(3), np.ones(3))))
+    assert server.finished
+    assert server.history[-1].hospitals == ("slow",)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda one: type(one).__name__)
 def test_a_hospital_that_stays_away_at_the_end_is_named(schedule, tmp_path):
     server, asked = at_the_end(schedule, comes_back=0)

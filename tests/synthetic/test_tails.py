@@ -276,6 +276,82 @@ def test_an_estimate_covers_what_noise_and_wide_levels_may_hide(column, draw, tr
     assert sum(inside) >= 15
 
 
+def heavy(sigma):
+    return lambda generator, num: np.minimum(np.exp(generator.normal(6.0, sigma, num)), 1e5)
+
+
+@pytest.mark.parametrize(
+    ("column", "draw", "num"),
+    [
+        (Continuous(0.0, 1e5), heavy(1.5), 20_000),
+        (Continuous(0.0, 1e5), heavy(2.0), 20_000),
+        (Integer(0, 1000), GENEROUS["counts"][1], 20_000),
+        (Continuous(-20.0, 20.0), lambda generator, num: generator.normal(size=num), 3000),
+        (
+            Continuous(0.0, 80.0, bins=[15.0, 40.0]),
+            lambda generator, num: np.minimum(generator.exponential(15.0, num), 80.0),
+            3000,
+        ),
+    ],
+    ids=["sigma 1.5", "sigma 2", "whole", "noise", "wide levels"],
+)
+def test_quantiles_are_within_their_intervals(column, draw, num):
+    """15 data sets at 95 %: 11 or more inside, but for 6e-4 each (binomial).
+
+    It finds a forgotten noise by the fourth, and forgotten places within levels by the last one.
+    """
+    shares = [0.25, 0.5, 0.9, 0.99] if num > 3000 else [0.25, 0.5, 0.9]
+    generator = np.random.default_rng(3)
+    truth = np.quantile(draw(generator, 1_000_000), shares, method="inverted_cdf")
+    inside = np.zeros(len(shares))
+    for _ in range(15):
+        numbers = draw(generator, num)
+        chosen = (
+            column if isinstance(column.bins, tuple) else released(column, numbers, generator)[0]
+        )
+        schema = Schema({"x": chosen, "other": Binary()})
+        pairs = Pairs(Segments.of(schema))
+        codes = np.stack([chosen.encode("x", numbers), generator.integers(2, size=num)], axis=1)
+        counts = pairs.counts(codes)
+        counts = counts + 3.0 * FINE * generator.normal(size=counts.shape)
+        estimates = Estimates(schema, NoisyPairs.of(pairs, counts, 3.0 * FINE, num))
+        low, high = estimates.quantile("x", shares).interval()
+        inside += (low <= truth) & (truth <= high)
+    assert np.all(inside >= 11), inside
+
+
+def test_quantiles_without_noise_are_those_of_as_many_records():
+    """In other units too: a hundred levels of a column whose quantiles are known."""
+    numbers = np.random.default_rng(0).random(20_000)
+    for unit in (1e-6, 1.0, 1e6):
+        column = Continuous(0.0, unit, bins=list(np.linspace(0.0, unit, 101)[1:-1]))
+        schema = Schema({"x": column, "other": Binary()})
+        pairs = Pairs(Segments.of(schema))
+        codes = np.stack([column.encode("x", unit * numbers), np.zeros(20_000, int)], axis=1)
+        counts = pairs.counts(codes)
+        estimates = Estimates(schema, NoisyPairs.of(pairs, counts, 1e-6, 20_000))
+        found = estimates.quantile("x", [0.1, 0.5])
+        exact = np.quantile(unit * numbers, [0.1, 0.5])
+        np.testing.assert_allclose(found.estimate, exact, atol=1e-3 * unit)
+        np.testing.assert_allclose(found.sampling, unit * np.sqrt([0.09, 0.25]) / 141.0, rtol=0.2)
+        assert np.all(found.noise < 1e-6 * unit)
+        assert np.all(found.model < 1e-3 * unit)
+
+
+def test_what_no_quantile_can_be_says_so():
+    schema = Schema({"x": Continuous(0.0, 1.0, bins=[0.5]), "yes": Binary()})
+    pairs = Pairs(Segments.of(schema))
+    codes = np.random.default_rng(0).integers(2, size=(400, 2))
+    estimates = Estimates(schema, NoisyPairs.of(pairs, pairs.counts(codes), 2.0, 400))
+    with pytest.raises(ValueError, match=r"noise hides the quantile 0\.999 of 'x'"):
+        estimates.quantile("x", 0.999)
+    with pytest.raises(ValueError, match=r"'yes' has 0 and 1 alone: use estimate\.mean"):
+        estimates.quantile("yes")
+    for wrong in (0.0, 1.0, 1, "half", [0.5, 2.0]):
+        with pytest.raises((TypeError, ValueError), match=r"^q\b"):
+            estimates.quantile("x", wrong)
+
+
 def test_ends_are_saved_and_old_files_have_none():
     generator = np.random.default_rng(0)
     numbers = np.minimum(np.exp(generator.normal(6.0, 1.0, 20_000)), 1e5)

@@ -45,7 +45,7 @@ class Member:
         declined stays.
       is_dropped: Whether it was taken out of the study for good, and its factor with it.
       unanswered: Tasks whose replies are still welcome, the latest at the end.
-      num_repeats: How often the latest task was sent again after it was given up.
+      num_repeats: How often the latest task was sent again when the study had no other left.
       is_under_way: Whether the reply to the latest task is awaited.
       is_silent: Whether its latest request was given up.
       is_refused: Whether its message after that request was refused.
@@ -120,9 +120,7 @@ class Member:
     def asked(self, task: Task) -> Member:
         """Returns it after a task is sent: a new one, or its latest again."""
         if task in self.unanswered:
-            # One that is still awaited was not given up: the server was started again.
-            times = self.num_repeats + (not self.is_under_way)
-            return dataclasses.replace(self, num_repeats=times, is_under_way=True)
+            return dataclasses.replace(self, is_under_way=True)
         return dataclasses.replace(
             self,
             num_tasks=self.num_tasks + 1,
@@ -131,6 +129,14 @@ class Member:
             is_under_way=True,
             is_refused=False,
         )
+
+    def asked_at_the_end(self, rounds: int) -> Member:
+        """Returns it after its latest task is sent again, when the study has no other left.
+
+        Args:
+          rounds: Those of the study, of which none is left for it either.
+        """
+        return dataclasses.replace(self, num_tasks=rounds, num_repeats=self.num_repeats + 1)
 
     def answered(self, reply: Reply) -> Member:
         """Returns it after a reply that was checked; no earlier task is open any longer."""
@@ -172,7 +178,10 @@ class Member:
           TypeError, ValueError: It is no such object.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        fields = check.fields("a hospital", value, needed=names, known=names)
+        # It is younger than the others.
+        needed = [name for name in names if name != "num_repeats"]
+        fields = check.fields("a hospital", value, needed=needed, known=names)
+        fields = {"num_repeats": 0, **fields}
         for name, kind in _PLAIN.items():
             if not isinstance(fields[name], kind):
                 raise TypeError(f"a hospital has {name}={check.shown(fields[name])}.")

@@ -20,8 +20,8 @@ class Schedule:
         rounds an absent hospital loses.
       quorum: How many hospitals must have answered their last request. Below it the study waits: no
         update is made, and no hospital is asked for new noise. At 1 it waits out an outage of all.
-        Where hospitals have declined, so that it cannot be reached any more, the study takes what
-        was paid for and ends.
+        Where so many have declined or were dropped that it cannot be reached any more, the study
+        takes what was paid for and ends.
 
     Raises:
       TypeError, ValueError: An argument is out of its range.

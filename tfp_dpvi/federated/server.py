@@ -198,12 +198,17 @@ class Server:
                 f"{len(active)} hospitals of a quorum of {self.schedule.quorum} still take part: "
                 "the study ended before its last round."
             )
+        elif self.finished and self._is_waiting():
+            sentences.append(
+                f"fewer hospitals than a quorum of {self.schedule.quorum} answered their last "
+                "request."
+            )
         if self.finished and self.place is None:
             sentences += [
                 f"{name} has not answered its last request: a change that it has paid for may be "
                 "missing."
                 for name, member in active.items()
-                if member.is_silent
+                if member.is_silent and member.can_repeat
             ]
         further = {name: self.schedule.rounds - member.num_tasks for name, member in active.items()}
         sentences += [
@@ -332,7 +337,11 @@ class Server:
             until = min(last, first + self.schedule.most_ahead)
             ready = [name for name, member in free.items() if member.num_tasks < until]
         least = sorted(ready, key=lambda name: active[name].num_tasks)
-        return least[:1] if self.schedule.one_by_one else ready
+        if not self.schedule.one_by_one:
+            return ready
+        # One that never comes back keeps none of the others waiting.
+        repeated = [name for name in least if waiting and active[name].can_repeat]
+        return repeated + [name for name in least if name not in repeated][:1]
 
     def _rounds_are_over(self) -> bool:
         """Returns whether no hospital is asked for a new change any more."""
@@ -347,18 +356,19 @@ class Server:
     @property
     def is_closing(self) -> bool:
         """True once no new change is due: hospitals may have kept what they are asked for now."""
-        return self.place is not None or self._rounds_are_over()
+        return self.place is not None or (self._rounds_are_over() and not self._has_last_phase())
 
     def _has_last_phase(self) -> bool:
-        """Returns whether hospitals are asked for their sums."""
+        """Returns whether hospitals are asked for their sums, now or after the rounds."""
         # Those of a trusted sum are for an `Aggregation` alone.
-        return bool(self.terms.sums and self.history) and self.terms.agreed_sum is None
+        has_sums = bool(self.terms.sums and self.history) and self.terms.agreed_sum is None
+        return has_sums and (self.place is not None or not self._is_waiting())
 
     def _next_owed(self) -> list[str]:
         """Returns the hospitals that may have kept the change of their last round, and are away.
 
-        They are asked for it again before a study without a last phase ends; in one with a last
-        phase they give it there.
+        They are asked for it again before a study without a last phase ends: one that was to make
+        it makes it now. In a study with a last phase they give it there.
         """
         if self._has_last_phase() or self._under_way() or not self._rounds_are_over():
             return []
@@ -370,9 +380,7 @@ class Server:
 
     def _next_for_sums(self) -> list[str]:
         """Returns the hospitals to ask for their sums: once all rounds are over."""
-        if not self._has_last_phase():
-            return []
-        if self.place is None and (self._under_way() or self._is_waiting()):
+        if not self._has_last_phase() or (self.place is None and self._under_way()):
             return []
         # One that has kept its sums gives them when it is back: it has paid for them.
         waits = self._may_come_back()
@@ -388,9 +396,13 @@ class Server:
         """Returns the tasks to send now; each counts as sent."""
         if self.place is None and self._next_for_sums() and not self._next_in_rounds():
             self.place = self.posterior
-        tasks = [self._task(hospital) for hospital in self._next()]
+        tasks, owed = [self._task(hospital) for hospital in self._next()], self._next_owed()
         for task in tasks:
-            self._members[task.hospital] = self._members[task.hospital].asked(task)
+            member = self._members[task.hospital].asked(task)
+            is_owed = task.hospital in owed
+            self._members[task.hospital] = (
+                member.asked_at_the_end(self.schedule.rounds) if is_owed else member
+            )
         self._resends = False
         if tasks:
             self._save()
@@ -567,8 +579,8 @@ class Server:
     def _end_request(self) -> None:
         """Applies the changes that are held, if all who were waited for have answered."""
         must_wait = self._under_way() and (self.schedule.waits or self._resends)
-        # Below a quorum that cannot be reached any more, what was paid for is taken.
-        is_waiting = self._may_come_back()
+        # Where none is waited for any more, what was paid for is taken.
+        is_waiting = self._may_come_back() and not self.finished
         if self._held() and not must_wait and not is_waiting:
             self._settle()
         self._save()
@@ -737,6 +749,7 @@ class Server:
         server.refused, server.history = state.refused, history
         server._members, server._store = state.hospitals, store
         server._resends = True
+        server._end_request()  # Of a smaller quorum, enough may have answered.
         return server
 
 

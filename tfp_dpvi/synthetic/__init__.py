@@ -6,8 +6,9 @@ Read the files in this order. Each imports from those before it only.
   columns of numbers; `grouping` chooses levels by private histograms.
 * `mixture` is a table's prior and likelihood; `pairs` counts pairs of columns, and says how likely
   noisy counts are; `rules` are kept by synthetic records; `model` is what is fitted and saved.
-* `levels` has values of levels, `moments` their means and covariances, `estimates` what follows
-  from these without the model; `rubin` combines analyses of several synthetic tables.
+* `levels` has values of levels, `moments` their means and covariances, `quantiles` their
+  distribution function, `estimates` what follows from these without the model; `rubin` combines
+  analyses of several synthetic tables.
 * `planning` says how much of a fit is noise; `synthesizer` is `tfp_dpvi.Synthesizer`.
 """
 

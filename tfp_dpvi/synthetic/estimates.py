@@ -22,6 +22,7 @@ from tfp_dpvi.synthetic.grouping import Grouped
 from tfp_dpvi.synthetic.levels import FEW, LevelValues, labels_of
 from tfp_dpvi.synthetic.moments import Moments
 from tfp_dpvi.synthetic.pairs import NoisyPairs
+from tfp_dpvi.synthetic.quantiles import Cumulative
 
 # So many standard errors above 0 must variances be, and the least eigenvalue of correlations.
 _CLEAR = 4.0
@@ -30,6 +31,9 @@ _APART = 2.0
 # Caveat if less of a column's variance is between levels.
 _WIDE = 0.8
 
+# Of a 95 % interval, as many standard errors; rounding must not leave its end out.
+_NORMAL = 1.95
+
 # Standard errors by which the counts' total may differ from the number of records.
 _SAME = 4.0
 
@@ -37,6 +41,10 @@ _MODEL = (
     "standard errors include the noise for privacy, the sampling of the records from a "
     "population, and the values within levels: the relation of two columns is taken as linear "
     "within a level, with half of that correction as a standard error of its own."
+)
+_WITHIN = (
+    "standard errors include the noise for privacy, the sampling of the records from a "
+    "population, and where values lie within a level."
 )
 _LEAST_SQUARES = (
     "standard errors of sampling take the variance of residuals as constant, except for its "
@@ -157,6 +165,44 @@ class Estimates:
             np.sqrt(np.array([variance / min(self._present(name), self._records)])),
             np.sqrt(moments.model(lambda means, _: means, of_variance)),
             (*self._caveats([name]), _MODEL),
+        )
+
+    def quantile(self, name: str, q: float | Sequence[float] = 0.5) -> Estimate:
+        """Returns quantiles of a column of numbers, such as its median.
+
+        Args:
+          name: The column. Of dates they are in units since 1970; of a column that misses values,
+            those of the values that are there.
+          q: Shares of values below, between 0 and 1.
+
+        Returns:
+          Estimates whose standard errors are those of the distribution function, carried over to
+          the longer side of a 95 % interval.
+
+        Raises:
+          ValueError: There is no such column, it has no numbers, or the noise hides a quantile.
+          TypeError, ValueError: `q` is no number between 0 and 1, nor a list of such.
+        """
+        column = self._column(name)
+        self._check_numbers(name, column, "quantile", "share")
+        inner = column.column if isinstance(column, Grouped) else column
+        if not isinstance(inner, Numeric):
+            raise ValueError(f"quantile: column {name!r} has 0 and 1 alone: use estimate.mean.")
+        shares = [q] if isinstance(q, int | float) else list(q)
+        for share in shares:
+            if check.probability("q", share, "pass a number in (0, 1)") == 1.0:
+                raise ValueError("q=1 must be below 1; pass a number in (0, 1).")
+        num = column.num_levels
+        counts, groups = self._counts(name)[:num], self._levels[name].groups
+        records = min(self._present(name), self._records)
+        cumulative = Cumulative(column, inner, groups, counts, self._deviation(name))
+        found = [_quantile(cumulative, name, share, records) for share in shares]
+        parts = np.array(found).T
+        return Estimate(
+            f"quantiles of {name}",
+            tuple(f"{share:g}" for share in shares),
+            *(parts[0], parts[1], parts[2], parts[3]),
+            (*self._caveats([name]), _WITHIN),
         )
 
     def share(self, name: str) -> Estimate:
@@ -500,6 +546,24 @@ class Estimates:
                 merged.append(levels[j].summed(rows.T).T)
             tables[i, j] = merged[0] / records, np.sqrt(merged[1]) / records
         return Moments.of(levels, shares, deviations, tables)
+
+
+def _quantile(
+    cumulative: Cumulative, name: str, share: float, records: float
+) -> tuple[float, float, float, float]:
+    """Returns a quantile, and its standard errors of noise, sampling and model."""
+    value = cumulative.quantile(share)
+    noise, sampling = cumulative.noise(share), float(np.sqrt(share * (1.0 - share) / records))
+    error = float(np.hypot(noise, sampling))
+    low, high = share - _NORMAL * error, share + _NORMAL * error
+    if low <= 0.0 or high >= 1.0:
+        raise ValueError(
+            f"quantile: the noise hides the quantile {share:g} of {name!r} (+- {error:.2g}): ask "
+            "for one nearer to the median,\nor fit with more records or a larger epsilon."
+        )
+    longer = max(cumulative.quantile(high) - value, value - cumulative.quantile(low)) / _NORMAL
+    model = max(map(cumulative.model, (low, share, high)))
+    return value, longer * noise / error, longer * sampling / error, model
 
 
 def _least_squares(means: np.ndarray, covariances: np.ndarray) -> np.ndarray:

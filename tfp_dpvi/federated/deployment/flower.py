@@ -186,13 +186,13 @@ class FlowerRun:
         self._look()
         self._send()
         sent = {**self._late, **self._open}
+        now = time.monotonic()  # What comes later is not overdue yet.
         replies = list(self._grid.pull_messages(list(sent))) if sent else []
         for reply in replies:
             identity = reply.metadata.reply_to_message_id
             self._open.pop(identity, None)
             self._late.pop(identity, None)
             self._take(sent[identity], reply)
-        now = time.monotonic()
         for identity, overdue in list(self._open.items()):
             if now > overdue.deadline:
                 self._take(self._open.pop(identity), None)
@@ -237,8 +237,9 @@ class FlowerRun:
             time.sleep(self._pause)
             left = sent.deadline - time.monotonic()
             # No other waits for it, and it may have paid for what it is asked, and kept it.
-            if sent.task is not None and self.server.is_closing and left > 0.0:
-                self._push(sent.node, "train", sent.task.to_bytes(), left, sent.task)
+            task = sent.task if self.server.is_closing and left > 0.0 else None
+            if task is not None and self.server.awaits(task.request):
+                self._push(sent.node, "train", task.to_bytes(), left, task)
                 return
         elif reply.metadata.src_node_id != sent.node:
             _LOG.warning("A reply to node %d came from another.", sent.node)
