@@ -554,6 +554,7 @@ class Server:
           request: Name of the request, `Task.request`.
 
         ```python
+        >>> import numpy as np
         >>> terms = StudyTerms("heights", Factor.normal(np.zeros(1), np.ones(1)))
         >>> server = Server(terms, ["berlin"], Synchronous(rounds=1))
         >>> (task,) = server.due()
