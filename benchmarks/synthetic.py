@@ -32,13 +32,13 @@ PEERS = ("mst", "mst-smartnoise", "aim", "aim-smartnoise", "datasynthesizer")
 
 
 def write(folder: pathlib.Path, schema: Schema, train: Any) -> None:
-    """Writes codes.csv: levels, with one more for missing values."""
+    """Writes codes.csv: levels, with one more for missing values where the schema has them."""
     codes = schema.encode(train)
     sizes = [column.num_levels for column in schema.columns.values()]
     folder.mkdir(parents=True, exist_ok=True)
     coded = np.where(codes == MISSING, sizes, codes)
     np.savetxt(folder / "codes.csv", coded, "%d", ",", header=",".join(schema.names), comments="")
-    levels = {name: size + 1 for name, size in zip(schema.names, sizes, strict=True)}
+    levels = {name: one.num_levels + one.missing for name, one in schema.columns.items()}
     (folder / "sizes.json").write_text(json.dumps(levels) + "\n")
 
 
