@@ -28,7 +28,8 @@ import synthetic_adult as adult
 import tfp_dpvi as dpvi
 from tfp_dpvi.data import MISSING, Layout, Schema
 
-PEERS = ("mst", "mst-smartnoise", "aim", "aim-smartnoise", "datasynthesizer")
+PGM = ("mst", "mst-smartnoise", "aim", "aim-smartnoise")
+PEERS = (*PGM, *(f"{name}-sampled" for name in PGM), "datasynthesizer")
 
 
 def write(folder: pathlib.Path, schema: Schema, train: Any) -> None:
