@@ -85,7 +85,7 @@ def load() -> tuple[Schema, dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 def measured_by(schema: Schema) -> Schema:
     """Returns the schema with the public bins by which tables are compared."""
-    return Schema({**schema.columns, **MEASURED_BY})
+    return Schema({name: MEASURED_BY.get(name, column) for name, column in schema.columns.items()})
 
 
 def as_frame(data: dict[str, np.ndarray]) -> Any:
@@ -153,16 +153,17 @@ def counts(schema: Schema, data: Any) -> dict[str, np.ndarray]:
     return shares
 
 
-def joint_shares(schema: Schema, data: Any) -> dict[tuple[str, str], np.ndarray]:
-    """Returns, for each pair of columns, the fractions of pairs of levels."""
+def joint_shares(schema: Schema, data: Any, order: int = 2) -> dict[tuple[str, ...], np.ndarray]:
+    """Returns, for each pair of columns, the fractions of pairs of levels; of triples for `order` 3."""
     codes = schema.encode(data)
+    levels = [column.num_levels + 1 for column in schema.columns.values()]
+    codes = codes % levels  # -1 is the last level.
     shares = {}
-    for (i, one), (j, other) in itertools.combinations(enumerate(schema.columns.items()), 2):
-        rows, columns = one[1].num_levels + 1, other[1].num_levels + 1
-        flat = (codes[:, i] % rows) * columns + codes[:, j] % columns  # -1 is the last level.
-        shares[one[0], other[0]] = np.bincount(flat, minlength=rows * columns).reshape(
-            rows, columns
-        ) / len(codes)
+    for places in itertools.combinations(range(len(levels)), order):
+        shape = [levels[place] for place in places]
+        flat = np.ravel_multi_index([codes[:, place] for place in places], shape)
+        found = np.bincount(flat, minlength=math.prod(shape)).reshape(shape)
+        shares[tuple(schema.names[place] for place in places)] = found / len(codes)
     return shares
 
 
@@ -189,16 +190,17 @@ def zeros(data: Any) -> float:
 
 
 def likeness(schema: Schema, real: Any, synthetic: Any) -> dict[str, float]:
-    """Returns total variation (mean and maximum over columns, mean over pairs of columns) and the error of zeros."""
+    """Returns total variation (mean and maximum over columns, mean over pairs and triples) and the error of zeros."""
     marginals, others = counts(schema, real), counts(schema, synthetic)
-    pairs, other_pairs = joint_shares(schema, real), joint_shares(schema, synthetic)
     found = [distance(marginals[name], others[name]) for name in marginals]
-    return {
-        "marginals": float(np.mean(found)),
-        "worst_marginal": max(found),
-        "zeros": zeros(synthetic) - zeros(real),
-        "pairs": float(np.mean([distance(pairs[pair], other_pairs[pair]) for pair in pairs])),
-    }
+    result = {"marginals": float(np.mean(found)), "worst_marginal": max(found)}
+    if "capital-gain" in schema.names:
+        result["zeros"] = zeros(synthetic) - zeros(real)
+    for name, order in (("pairs", 2), ("triples", 3)):
+        shares = joint_shares(schema, real, order)
+        other = joint_shares(schema, synthetic, order)
+        result[name] = float(np.mean([distance(shares[key], other[key]) for key in shares]))
+    return result
 
 
 def shuffled(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -395,9 +397,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             as_frame(shuffled({name: np.asarray(train[name]) for name in schema.names})),
         ),
     }
-    print("Mean total variation to the real records, of columns and of pairs of columns")
+    print(
+        "Mean total variation to the real records, of columns, of pairs and of triples of columns"
+    )
     for label, found_likeness in likenesses.items():
-        print(f"  {label:<17} {found_likeness['marginals']:.4f}   {found_likeness['pairs']:.4f}")
+        shown = (f"{found_likeness[name]:.4f}" for name in ("marginals", "pairs", "triples"))
+        print(f"  {label:<17} {'   '.join(shown)}")
     print(f"\nEstimates from {sets} synthetic tables, by Rubin's rules (95 % intervals)")
     for name, row in combined[0].items():
         low, high = row["interval"]

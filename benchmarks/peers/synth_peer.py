@@ -1,11 +1,15 @@
 """MST, AIM or DataSynthesizer on coded tables that `benchmarks/synthetic.py` wrote, in an environment of their own.
 
     python benchmarks/peers/synth_peer.py FOLDER METHOD [--pgm CHECKOUT] [--epsilon 1] [--delta 1e-5] [--repeats 5]
+                                          [--limit SECONDS] [--sampled]
 
 METHOD is `mst` or `aim`, by their authors' own code: `mechanisms/` of a checkout of github.com/ryan112358/private-pgm (4d2b3c5)
 on its package mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
 degree 2, which has delta 0). Reads FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes
-FOLDER/METHOD-0.csv and so on, and their seconds to FOLDER/METHOD.json. Requirements: synth.txt.
+FOLDER/METHOD-0.csv and so on, and their seconds to FOLDER/METHOD.json. A fit that takes longer than `--limit` seconds by the
+clock is stopped, which the output and the file say. Within records of equal parents mbi 1.1.0 puts each column's levels in
+the order of the records, so that columns with a common parent depend on each other where the model has them independent:
+`--sampled` draws each record from the model instead, and adds "-sampled" to the files' names. Requirements: synth.txt.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import itertools
 import json
 import pathlib
+import signal
 import sys
 import tempfile
 import time
@@ -21,6 +26,10 @@ import warnings
 
 import pandas
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+import harness
+
+PACKAGES = ("smartnoise-synth", "mbi", "jax", "torch", "pandas", "numpy")
 SMARTNOISE = ("mst-smartnoise", "aim-smartnoise")
 
 
@@ -74,6 +83,10 @@ def data_synthesizer(codes: pandas.DataFrame, options: argparse.Namespace) -> pa
         return generator.synthetic_dataset
 
 
+def stop(*_: object) -> None:
+    raise TimeoutError
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -88,28 +101,56 @@ def main() -> None:
         "--model-mb", type=float, default=80.0, help="AIM's limit on its graphical model"
     )
     parser.add_argument("--iterations", type=int, default=1000, help="of AIM's estimates")
+    parser.add_argument("--limit", type=int, default=0, help="seconds of a fit; 0 for no limit")
+    parser.add_argument("--sampled", action="store_true", help="draw each record from the model")
     options = parser.parse_args()
+    label = options.method
+    if options.sampled:
+        from mbi import MarkovRandomField
+
+        MarkovRandomField.synthetic_data.__defaults__ = (None, "sample")
+        label += "-sampled"
     warnings.filterwarnings("ignore")
+    signal.signal(signal.SIGALRM, stop)
     codes = pandas.read_csv(options.folder / "codes.csv", dtype=str)
-    seconds: list[float] = []
+    result = {
+        "fits": [],
+        "stopped": [],
+        "limit": options.limit,
+        "epsilon": options.epsilon,
+        "delta": options.delta,
+        "model_mb": options.model_mb,
+        "iterations": options.iterations,
+        "private_pgm": options.pgm and harness.commit(options.pgm),
+        "peer_versions": harness.versions(**dict(zip(PACKAGES, PACKAGES, strict=True))),
+    }
     for number in range(options.repeats):
-        start = time.perf_counter()
-        if options.method == "datasynthesizer":
-            made = data_synthesizer(codes, options)
-        else:
-            how = smartnoise if options.method in SMARTNOISE else private_pgm
-            made = how(options.method, codes, options)
-        seconds.append(time.perf_counter() - start)
-        made.to_csv(options.folder / f"{options.method}-{number}.csv", index=False)
-        settings = {
-            "epsilon": options.epsilon,
-            "delta": options.delta,
-            "model_mb": options.model_mb,
-            "iterations": options.iterations,
+        start, used = time.perf_counter(), time.process_time()
+        signal.alarm(options.limit)
+        try:
+            if options.method == "datasynthesizer":
+                made = data_synthesizer(codes, options)
+            else:
+                how = smartnoise if options.method in SMARTNOISE else private_pgm
+                made = how(options.method, codes, options)
+        except TimeoutError:
+            made = None
+        signal.alarm(0)
+        taken = {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - used,
         }
-        written = json.dumps({"seconds": seconds, **settings}, indent=1)
-        (options.folder / f"{options.method}.json").write_text(written + "\n")
-        print(options.method, number, f"{seconds[-1]:.1f} s", flush=True)
+        if made is None:
+            result["stopped"].append(taken)
+        else:
+            path = options.folder / f"{label}-{len(result['fits'])}.csv"
+            made.to_csv(path, index=False)
+            result["fits"].append(taken)
+        written = json.dumps(result, indent=1)
+        (options.folder / f"{label}.json").write_text(written + "\n")
+        how_long = f"{taken['seconds']:.1f} s, of processors {taken['cpu_seconds']:.1f} s"
+        ended = f", stopped at the limit of {options.limit} s" if made is None else ""
+        print(label, number, how_long + ended, flush=True)
 
 
 if __name__ == "__main__":

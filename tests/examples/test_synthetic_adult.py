@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -10,6 +11,8 @@ import re
 
 import numpy as np
 import pytest
+
+from tfp_dpvi.data import Binary, Categorical, Schema
 
 pytest.importorskip("matplotlib")
 
@@ -51,7 +54,7 @@ def test_quick_run(example, tmp_path, capsys):
     distances = saved["total_variation"]
     assert distances["private"]["marginals"] < 0.25
     assert distances["columns shuffled"]["marginals"] == 0.0
-    assert distances["columns shuffled"]["pairs"] > 0.0
+    assert distances["columns shuffled"]["triples"] > distances["columns shuffled"]["pairs"] > 0.0
     (rows,) = saved["estimates"]
     assert rows["over 50K"]["real"] == pytest.approx(
         np.mean(example.load()[1][example.LABEL][:8000])
@@ -78,3 +81,20 @@ def test_the_description_fits_all_records_and_comes_from_the_code_book(example):
         "native-country": 583,
     }
     assert sum(train[example.LABEL]) == 7841
+
+
+def test_triples_see_a_dependence_that_pairs_do_not(example):
+    """The third column says whether the others agree; it is missing where they do not."""
+    schema = Schema(
+        {"a": Binary(), "b": Binary(), "agree": Categorical(["yes", "never"], missing=True)}
+    )
+    a, b, other = np.array(list(itertools.product([False, True], repeat=3))).T
+
+    def table(agree):
+        return {"a": a, "b": b, "agree": np.where(agree, "yes", None)}
+
+    dependent, independent = table(a == b), table(other)
+    zero = {"marginals": 0.0, "worst_marginal": 0.0, "pairs": 0.0}
+    assert example.likeness(schema, dependent, dependent) == {**zero, "triples": 0.0}
+    assert example.likeness(schema, dependent, independent) == {**zero, "triples": 0.5}
+    assert example.joint_shares(schema, dependent, 3)["a", "b", "agree"].shape == (3, 3, 3)
