@@ -276,6 +276,15 @@ def test_an_estimate_covers_what_noise_and_wide_levels_may_hide(column, draw, tr
     assert sum(inside) >= 15
 
 
+def waits(generator, num):
+    return np.minimum(generator.exponential(15.0, num), 1000.0)
+
+
+def ends(generator, num):
+    """Nothing is between 10 and 90."""
+    return generator.uniform(0.0, 10.0, num) + 90.0 * (generator.random(num) < 0.5)
+
+
 def heavy(sigma):
     return lambda generator, num: np.minimum(np.exp(generator.normal(6.0, sigma, num)), 1e5)
 
@@ -287,18 +296,16 @@ def heavy(sigma):
         (Continuous(0.0, 1e5), heavy(2.0), 20_000),
         (Integer(0, 1000), GENEROUS["counts"][1], 20_000),
         (Continuous(-20.0, 20.0), lambda generator, num: generator.normal(size=num), 3000),
-        (
-            Continuous(0.0, 80.0, bins=[15.0, 40.0]),
-            lambda generator, num: np.minimum(generator.exponential(15.0, num), 80.0),
-            3000,
-        ),
+        (Continuous(0.0, 1000.0, bins=[5.0, 10.0, 20.0, 40.0]), waits, 3000),
+        (Continuous(0.0, 100.0, bins=list(np.arange(0.5, 100.0, 0.5))), ends, 3000),
     ],
-    ids=["sigma 1.5", "sigma 2", "whole", "noise", "wide levels"],
+    ids=["sigma 1.5", "sigma 2", "whole", "noise", "wide levels", "empty levels"],
 )
 def test_quantiles_are_within_their_intervals(column, draw, num):
     """15 data sets at 95 %: 11 or more inside, but for 6e-4 each (binomial).
 
-    It finds a forgotten noise by the fourth, and forgotten places within levels by the last one.
+    It finds a forgotten noise by the fourth, forgotten places within levels by the fifth, and counts
+    below 0 that are cut by the last one.
     """
     shares = [0.25, 0.5, 0.9, 0.99] if num > 3000 else [0.25, 0.5, 0.9]
     generator = np.random.default_rng(3)
@@ -339,17 +346,23 @@ def test_quantiles_without_noise_are_those_of_as_many_records():
 
 
 def test_what_no_quantile_can_be_says_so():
-    schema = Schema({"x": Continuous(0.0, 1.0, bins=[0.5]), "yes": Binary()})
+    bins = [0.2, 0.4, 0.6, 0.8]
+    schema = Schema({"x": Continuous(0.0, 1.0, bins=bins), "two": Continuous(0.0, 1.0, bins=[0.5])})
+    schema = Schema({**schema.columns, "yes": Binary()})
     pairs = Pairs(Segments.of(schema))
-    codes = np.random.default_rng(0).integers(2, size=(400, 2))
+    codes = np.random.default_rng(0).integers([5, 2, 2], size=(400, 3))
     estimates = Estimates(schema, NoisyPairs.of(pairs, pairs.counts(codes), 2.0, 400))
-    with pytest.raises(ValueError, match=r"noise hides the quantile 0\.999 of 'x'"):
+    with pytest.raises(ValueError, match=r"sampling hide the quantile 0\.999 of 'x'"):
         estimates.quantile("x", 0.999)
+    with pytest.raises(ValueError, match="'two' has too few levels"):
+        estimates.quantile("two")
     with pytest.raises(ValueError, match=r"'yes' has 0 and 1 alone: use estimate\.mean"):
         estimates.quantile("yes")
-    for wrong in (0.0, 1.0, 1, "half", [0.5, 2.0]):
+    for wrong in (0.0, 1.0, 1, "half", None, [], [0.5, 2.0], float("nan"), True):
         with pytest.raises((TypeError, ValueError), match=r"^q\b"):
             estimates.quantile("x", wrong)
+    for right in (0.5, np.float32(0.5), (0.5,), np.array(0.5)):
+        np.testing.assert_allclose(estimates.quantile("x", right).estimate, 0.5, atol=0.1)
 
 
 def test_ends_are_saved_and_old_files_have_none():

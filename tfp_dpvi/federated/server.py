@@ -199,9 +199,10 @@ class Server:
                 "the study ended before its last round."
             )
         elif self.finished and self._is_waiting():
+            is_early = any(one.num_tasks < self.schedule.rounds for one in active.values())
             sentences.append(
                 f"fewer hospitals than a quorum of {self.schedule.quorum} answered their last "
-                "request."
+                f"request{': the study ended before its last round' if is_early else ''}."
             )
         if self.finished and self.place is None:
             sentences += [
@@ -468,7 +469,10 @@ class Server:
             return False
         if member.epsilon is None:
             self._compare_rounds(reply)
-        self._members[sender] = member.answered(reply)
+        # The others have ended without it: none is left to correct what further rounds would say.
+        last = self.schedule.rounds if member.is_silent and self._rounds_are_over() else 0
+        num_tasks = max(member.num_tasks, last)
+        self._members[sender] = dataclasses.replace(member.answered(reply), num_tasks=num_tasks)
         if reply.change is not None:
             self._hold(task, reply.change)
         elif reply.sums is None:
@@ -546,6 +550,7 @@ class Server:
         if hospital in self._members:
             self._members[hospital] = dataclasses.replace(self._members[hospital], is_refused=True)
         _LOG.warning("A message of %s is refused: %s", hospital, kept)
+        self._end_request()
 
     def awaits(self, request: str) -> bool:
         """Returns whether the answer to a request is awaited, and neither given up nor dropped.
@@ -577,13 +582,17 @@ class Server:
                 )
                 self._end_request()
 
-    def _end_request(self) -> None:
+    def _take_held(self) -> None:
         """Applies the changes that are held, if all who were waited for have answered."""
         must_wait = self._under_way() and (self.schedule.waits or self._resends)
         # Where none is waited for any more, what was paid for is taken.
         is_waiting = self._may_come_back() and not self.finished
         if self._held() and not must_wait and not is_waiting:
             self._settle()
+
+    def _end_request(self) -> None:
+        """Takes what is held, saves, and says what to read if the study has ended."""
+        self._take_held()
         self._save()
         if self.finished:
             for sentence in self.caveats:
@@ -750,7 +759,7 @@ class Server:
         server.refused, server.history = state.refused, history
         server._members, server._store = state.hospitals, store
         server._resends = True
-        server._end_request()  # Of a smaller quorum, enough may have answered.
+        server._take_held()  # Of a smaller quorum, enough may have answered.
         return server
 
 

@@ -31,8 +31,8 @@ _APART = 2.0
 # Caveat if less of a column's variance is between levels.
 _WIDE = 0.8
 
-# Of a 95 % interval, as many standard errors; rounding must not leave its end out.
-_NORMAL = 1.95
+# Of intervals of 95 and of 99.9 %, as many standard errors; rounding must not leave an end out.
+_NORMAL = (1.95, 3.29)
 
 # Standard errors by which the counts' total may differ from the number of records.
 _SAME = 4.0
@@ -44,7 +44,7 @@ _MODEL = (
 )
 _WITHIN = (
     "standard errors include the noise for privacy, the sampling of the records from a "
-    "population, and where values lie within a level."
+    "population, and where in a level values lie, which are taken as spread out within it."
 )
 _LEAST_SQUARES = (
     "standard errors of sampling take the variance of residuals as constant, except for its "
@@ -188,14 +188,19 @@ class Estimates:
         inner = column.column if isinstance(column, Grouped) else column
         if not isinstance(inner, Numeric):
             raise ValueError(f"quantile: column {name!r} has 0 and 1 alone: use estimate.mean.")
-        shares = [q] if isinstance(q, int | float) else list(q)
-        for share in shares:
+        shares = list(np.atleast_1d(np.asarray(q, dtype=object)))
+        for share in shares or [q]:
             if check.probability("q", share, "pass a number in (0, 1)") == 1.0:
                 raise ValueError("q=1 must be below 1; pass a number in (0, 1).")
         num = column.num_levels
         counts, groups = self._counts(name)[:num], self._levels[name].groups
         records = min(self._present(name), self._records)
         cumulative = Cumulative(column, inner, groups, counts, self._deviation(name))
+        if len(set(groups)) < FEW and any(map(cumulative.is_wide, shares)):
+            raise ValueError(
+                f"quantile: column {name!r} has too few levels to tell its values: fit again "
+                "with more, such as bins=16."
+            )
         found = [_quantile(cumulative, name, share, records) for share in shares]
         parts = np.array(found).T
         return Estimate(
@@ -555,14 +560,20 @@ def _quantile(
     value = cumulative.quantile(share)
     noise, sampling = cumulative.noise(share), float(np.sqrt(share * (1.0 - share) / records))
     error = float(np.hypot(noise, sampling))
-    low, high = share - _NORMAL * error, share + _NORMAL * error
-    if low <= 0.0 or high >= 1.0:
+    ends = [share + side * _NORMAL[0] * error for side in (-1.0, 1.0)]
+    if ends[0] <= 0.0 or ends[1] >= 1.0:
         raise ValueError(
-            f"quantile: the noise hides the quantile {share:g} of {name!r} (+- {error:.2g}): ask "
-            "for one nearer to the median,\nor fit with more records or a larger epsilon."
+            f"quantile: noise and sampling hide the quantile {share:g} of {name!r} (+- {error:.2g})"
+            ": ask for one nearer to\nthe median, or fit with more records or a larger epsilon."
         )
-    longer = max(cumulative.quantile(high) - value, value - cumulative.quantile(low)) / _NORMAL
-    model = max(map(cumulative.model, (low, share, high)))
+    # In other units of the standard error too: beside a heap, the nearer one may be 0.
+    reached = [
+        abs(cumulative.quantile(float(np.clip(share + side * far * error, 0.0, 1.0))) - value) / far
+        for far in _NORMAL
+        for side in (-1.0, 1.0)
+    ]
+    longer = max(reached)
+    model = max(map(cumulative.model, (*ends, share)))
     return value, longer * noise / error, longer * sampling / error, model
 
 

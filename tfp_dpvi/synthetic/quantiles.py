@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,9 +20,12 @@ from tfp_dpvi.synthetic.grouping import Grouped
 _DRAWS = 20
 _VALUES = 500
 
-# The standard error of a place in a fitted end, over the level's deviation, if a few records have
-# most of the column's variance.
+# The standard error of a place in an end, over half of what is between its quantiles .16 and .84:
+# of a fitted one, if a few records have most of the column's variance; of one whose density falls
+# from that beside, of which one count alone says how. At most that of an even density.
 _OF_FEW = 0.5
+_OF_FALLING = 3.0
+_OF_EVEN = 0.34
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +59,42 @@ class Cumulative:
     deviation: float
 
     @functools.cached_property
+    def _merged(self) -> np.ndarray:
+        """Released counts of the merged levels, which may be below 0."""
+        return np.bincount(self.groups, self.counts)
+
+    @functools.cached_property
     def _ends(self) -> np.ndarray:
-        """The distribution function at the merged levels' upper edges, from 0 on."""
-        masses = np.maximum(np.bincount(self.groups, self.counts), 0.0)
-        return np.concatenate([[0.0], np.cumsum(masses) / masses.sum()])
+        """The distribution function at the merged levels' upper edges, from 0 on.
+
+        Counts below 0 stay, as the others' sum would be too large without them.
+        """
+        sums = np.cumsum(self._merged) / self._merged.sum()
+        rising = np.maximum.accumulate(sums) + np.minimum.accumulate(sums[::-1])[::-1]
+        return np.concatenate([[0.0], np.clip(rising / 2.0, 0.0, 1.0)])
+
+    @functools.cached_property
+    def _limits(self) -> np.ndarray:
+        """The edges of the merged levels, float64 [levels, 2]."""
+        low, high = self.numbers.edges[:-1], self.numbers.edges[1:]
+        if isinstance(self.column, Grouped):
+            low, high = self.column.limits
+        first = np.searchsorted(self.groups, np.arange(len(self._merged)))
+        last = np.searchsorted(self.groups, np.arange(len(self._merged)), side="right") - 1
+        return np.stack([low[first], high[last]], axis=1)
+
+    @functools.cached_property
+    def _widths(self) -> np.ndarray:
+        edges = self.numbers.edges
+        least = tails.NARROW * (edges[-1] - edges[0])
+        return np.maximum(self._limits[:, 1] - self._limits[:, 0], least)
+
+    @functools.cached_property
+    def _wide(self) -> np.ndarray:
+        """The merged levels of more than one value."""
+        edges = self.numbers.edges
+        least = max(self.numbers.step, tails.NARROW * (edges[-1] - edges[0]))
+        return np.flatnonzero(self._widths > least)
 
     def _level(self, probability: float) -> tuple[int, float]:
         """Returns the merged level that has a quantile, and how much of its mass is below."""
@@ -68,26 +104,43 @@ class Cumulative:
         below = (probability - ends[place]) / mass if mass > 0.0 else 0.5
         return place, float(np.clip(below, 0.0, 1.0))
 
-    def _members(self, level: int) -> np.ndarray:
-        return np.flatnonzero(self.groups == level)
+    def is_wide(self, probability: float) -> bool:
+        """Returns whether a quantile is in a level of more than one value.
 
-    def _limits(self, level: int) -> tuple[float, float]:
-        """Returns the edges of a merged level."""
-        if isinstance(self.column, Grouped):
-            low, high = self.column.limits
-        else:
-            low, high = self.numbers.edges[:-1], self.numbers.edges[1:]
-        members = self._members(level)
-        return float(low[members[0]]), float(high[members[-1]])
+        Args:
+          probability: The share of values that are below.
+        """
+        return self._level(probability)[0] in self._wide
+
+    def _is_end(self, level: int) -> bool:
+        """Returns whether beyond a level are single values alone."""
+        return level in self._wide and level in (self._wide[0], self._wide[-1])
+
+    def _is_fitted(self, level: int, ends: Sequence[tails.Tail]) -> bool:
+        low, high = self._limits[level]
+        return any(low >= end.threshold if end.is_upper else high <= end.threshold for end in ends)
 
     def _values(self, level: int) -> np.ndarray:
         """Returns sorted values within a merged level, float64 [draws, values]."""
-        generator, members = np.random.default_rng(0), self._members(level)
+        column = self.column
+        low, high = self._limits[level]
+        generator, members = np.random.default_rng(0), np.flatnonzero(self.groups == level)
+        fitted = (*column.ends, *column.falling) if isinstance(column, Grouped) else ()
+        if self._is_end(level) and len(self._wide) > 1 and not self._is_fitted(level, fitted):
+            # As in `LevelValues`, its density falls from that beside.
+            is_upper, step = level == self._wide[-1], self.numbers.step
+            beside = tails.beside(self._merged, self._widths, level, step, is_upper)
+            count = max(float(self._merged[level]), 1e-9)
+            end = tails.falling(is_upper, low, high, count, max(beside, 1e-9 / (high - low)))
+            even = (np.arange(_VALUES) + 0.5) / _VALUES
+            values = end.values(np.full(_VALUES, low), np.full(_VALUES, high), even, 0)
+            values = np.clip(np.floor(values), low, high - step) if step else values
+            return np.sort(values)[None]
         masses = np.maximum(self.counts[members], 1e-9)
         draws = []
         for _ in range(_DRAWS):
             levels = generator.choice(members, _VALUES, p=masses / masses.sum())
-            draws.append(self.column.values(levels, generator).astype(np.float64))
+            draws.append(column.values(levels, generator).astype(np.float64))
         return np.sort(np.stack(draws), axis=1)
 
     def _draws(self, probability: float) -> np.ndarray:
@@ -116,7 +169,7 @@ class Cumulative:
         part = np.where(np.arange(len(sizes)) < level, 1.0, 0.0)
         part[level] = below
         weights = part - probability
-        return self.deviation * math.sqrt(float(sizes @ weights**2)) / float(self.counts.sum())
+        return self.deviation * math.sqrt(float(sizes @ weights**2)) / float(self._merged.sum())
 
     def model(self, probability: float) -> float:
         """Returns the standard error of what is assumed within the level of a quantile.
@@ -125,32 +178,35 @@ class Cumulative:
           probability: The share of values that are below.
         """
         level, below = self._level(probability)
-        low, high = self._limits(level)
-        spread = float(self._draws(probability).var())
-        step = self.numbers.step
-        if step and high - low > step:
-            spread += step**2 / 4.0
-        if 0 < level < len(self._ends) - 2:
-            spread += (self._bent(level) * below * (1.0 - below) * (high - low)) ** 2
-        else:
+        if level not in self._wide:
+            return 0.0
+        spread = float(self._draws(probability).var()) + self.numbers.step**2 / 4.0
+        bent = self._bent(level)
+        if self._is_end(level) or bent == 1.0:
             # Half of what is between, as a few far values have most of a tail's variance.
             far = np.quantile(self._values(level), [0.16, 0.84])
-            spread += (self._unsure(low, high) * float(far[1] - far[0]) / 2.0) ** 2
+            error = self._unsure(level) * float(far[1] - far[0]) / 2.0
+            spread += min(error, _OF_EVEN * float(self._widths[level])) ** 2
+        else:
+            spread += (bent * below * (1.0 - below) * float(self._widths[level])) ** 2
         return math.sqrt(spread)
 
-    def _unsure(self, low: float, high: float) -> float:
-        """Returns the standard error of a place in an outermost level, over its deviation."""
-        ends = self.column.ends if isinstance(self.column, Grouped) else ()
-        if any(low >= end.threshold if end.is_upper else high <= end.threshold for end in ends):
-            return _OF_FEW if isinstance(self.column, Grouped) and self.column.few else 0.0
-        return 1.0
+    def _unsure(self, level: int) -> float:
+        """Returns the standard error of a place in a level, over its half width."""
+        column = self.column
+        if not (isinstance(column, Grouped) and self._is_fitted(level, column.ends)):
+            return _OF_FALLING
+        return _OF_FEW if column.few else 0.0
 
     def _bent(self, level: int) -> float:
-        """Returns by how much a density changes within an inner level, relative to its mean."""
-        near = range(level - 1, level + 2)
-        limits = np.array([self._limits(place) for place in near])
-        edges = self.numbers.edges
-        widths = np.maximum(limits[:, 1] - limits[:, 0], tails.NARROW * (edges[-1] - edges[0]))
-        densities = np.maximum(np.diff(self._ends)[near], tails.NARROW) / widths
-        rise = abs(densities[2] - densities[0]) / (widths[1] + (widths[0] + widths[2]) / 2.0)
-        return min(float(rise * widths[1] / densities[1]), 1.0)
+        """Returns by how much a density may change within a level, relative to its mean, up to 1.
+
+        By the steeper of the lines to its neighbours, of which single values say nothing.
+        """
+        width, near = float(self._widths[level]), self._wide[abs(self._wide - level) == 1]
+        if not len(near):
+            return 1.0
+        densities = np.maximum(np.diff(self._ends), tails.NARROW) / self._widths
+        distances = (width + np.minimum(self._widths[near], width)) / 2.0
+        steepest = np.max(abs(densities[near] - densities[level]) / distances)
+        return min(float(steepest * width / densities[level]), 1.0)

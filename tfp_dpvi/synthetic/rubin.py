@@ -88,7 +88,8 @@ def rubin(
 ) -> RubinEstimate:
     """Combines one analysis of m synthetic sets.
 
-    Each set must come from its own posterior draw, as those of `Synthesizer.sample_many` do.
+    Each set must come from its own posterior draw, as those of `Synthesizer.sample_many` do. Those
+    of `Synthesizer.sample` do not: they do not differ by the noise for privacy.
 
     For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter,
     Rubin 2003, Journal of Official Statistics 19(1)). If T is not positive, v replaces it (Reiter
