@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import scipy.optimize
+import scipy.stats
 
 # The fraction of records beyond the threshold, at most.
 _FRACTION = 0.12
@@ -35,6 +36,9 @@ NARROW = 1e-9
 
 # By so much less than at its neighbour's density, a level's count says that its density falls.
 _LEAST_FALL = 1e-6
+
+# How often counts of joined levels that do fall from what is beside are said not to.
+_REFUTED = 0.001
 
 # Relative to a level's width, the scale of a density that does not fall.
 _EVEN = 1e6
@@ -217,7 +221,8 @@ def ends_of(
     """Returns the lower and the upper end, of those that have levels.
 
     What a fitted distribution describes is joined with nothing else. Without one, up to half of
-    the levels are joined.
+    the levels are joined: as many of the outermost as may have a density that falls from what is
+    beside, by which joined levels are sampled.
 
     Args:
       counts: Released counts of the levels, float64 [levels].
@@ -268,6 +273,12 @@ def _outermost(
     inward = np.cumsum(counts[start:stop][::-1])
     clear = inward >= CLEAR * deviation * np.sqrt(np.arange(1, stop - start + 1))
     begin = stop - 1 - int(np.argmax(clear)) if clear.any() else start
+    if not fitted:
+        falls = (
+            _may_fall(counts[:stop], deviation, widths[:stop], single[:stop], place)
+            for place in range(begin, stop)
+        )
+        begin += next(skipped for skipped, may in enumerate(falls) if may)
     if begin + 1 < stop and alone[begin] and not fitted:
         # It is part of the end if densities fall there already.
         densities = counts / widths
@@ -276,7 +287,37 @@ def _outermost(
     return End(True, begin, stop, begin + 1 < stop or not bool(clear.any()))
 
 
-def beside(counts: np.ndarray, widths: np.ndarray, level: int, step: int, is_upper: bool) -> float:
+def _may_fall(
+    counts: np.ndarray, deviation: float, widths: np.ndarray, single: np.ndarray, begin: int
+) -> bool:
+    """Returns whether the levels from `begin` may have a density that falls from what is beside.
+
+    Each may be no more than noise, while together they have a shape: most records of a column may
+    be zeros, and the others few and far from them. A single level has no shape.
+    """
+    num = len(counts) - begin
+    if num == 1:
+        return True
+    edges = np.append(0.0, np.cumsum(widths[begin:]))
+    total = float(counts[begin:].sum())
+    density = beside(
+        np.append(counts[:begin], total),
+        np.append(widths[:begin], edges[-1]),
+        begin,
+        float(widths[single].max(initial=0.0)),
+        True,
+    )
+    fall = falling(True, 0.0, float(edges[-1]), total, density)
+    beyond = survival(edges, *fall.draws[0])
+    expected = total * (beyond[:-1] - beyond[1:]) / (beyond[0] - beyond[-1])
+    variances = deviation**2 + np.maximum(expected, 1.0)
+    misfit = float(np.sum((counts[begin:] - expected) ** 2 / variances))
+    return misfit < float(scipy.stats.chi2.isf(_REFUTED, num))
+
+
+def beside(
+    counts: np.ndarray, widths: np.ndarray, level: int, step: float, is_upper: bool
+) -> float:
     """Returns the density of records beside a level of an end, towards the middle.
 
     Args:
