@@ -381,6 +381,8 @@ def test_a_fit_keeps_its_counts_and_saves_them(tmp_path):
         np.testing.assert_allclose(here.interval(), there.interval(), rtol=1e-9)
         assert str(here) == str(there)
         assert here.names[0] in str(here)
+    here, there = (one.sample(50, seed=1) for one in (synthesizer, loaded))
+    assert all(np.array_equal(here[name], there[name]) for name in data)
     mean = synthesizer.estimate.mean("age")
     assert abs(mean.estimate[0] - data["age"].mean()) < 5.0 * mean.standard_error[0]
     assert loaded.privacy_report().epsilon == synthesizer.privacy_report().epsilon

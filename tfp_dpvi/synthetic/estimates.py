@@ -195,7 +195,7 @@ class Estimates:
         num = column.num_levels
         counts, groups = self._counts(name)[:num], self._levels[name].groups
         records = min(self._present(name), self._records)
-        cumulative = Cumulative(column, inner, groups, counts, self._deviation(name))
+        cumulative = Cumulative(column, groups, counts, self._deviation(name))
         if len(set(groups)) < FEW and any(map(cumulative.is_wide, shares)):
             raise ValueError(
                 f"quantile: column {name!r} has too few levels to tell its values: fit again "

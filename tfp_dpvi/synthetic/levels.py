@@ -99,7 +99,7 @@ class LevelValues:
         if isinstance(column, Grouped):
             owners, shares = np.array(column.groups), np.array(column.shares)
             ends = column.ends
-        low, high = _limits(inner.edges, owners, column.num_levels)
+        low, high = limits_of(inner.edges, owners, column.num_levels)
         single = high - low <= max(inner.step, tails.NARROW * (high[-1] - low[0]))
         outer = tails.ends_of(counts, deviation, low, high, single, ends)
         means, variances = _uniform(inner, inner.edges[:-1], inner.edges[1:])
@@ -113,7 +113,7 @@ class LevelValues:
         shares = shares * (masses / np.bincount(merged, masses)[merged])[owners]
         counts = np.bincount(merged, counts)
         num = len(counts)
-        low, high = _limits(inner.edges, cells, num)
+        low, high = limits_of(inner.edges, cells, num)
         squares = variances + means**2
         values = np.bincount(cells, shares * means)
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
@@ -185,7 +185,7 @@ def labels_of(column: Column) -> tuple[str, ...]:
     groups = np.array(column.groups) if isinstance(column, Grouped) else np.arange(inner.num_levels)
     num = column.num_levels
     if isinstance(inner, Numeric):
-        low, high = _limits(inner.edges, groups, num)
+        low, high = limits_of(inner.edges, groups, num)
         last = high - inner.step if inner.step else high
         labels = [
             _text(inner, a) if a == b else f"{_text(inner, a)} to {_text(inner, b)}"
@@ -217,8 +217,14 @@ def _joined(categories: list[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def _limits(edges: np.ndarray, groups: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns lower and upper edges of levels, float64 [num] each."""
+def limits_of(edges: np.ndarray, groups: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns lower and upper edges of levels, float64 [num] each.
+
+    Args:
+      edges: The edges of cells, float64 [cells + 1].
+      groups: The level of each cell, int [cells].
+      num: The number of levels.
+    """
     starts = edges[:-1][np.searchsorted(groups, np.arange(num))]
     return starts, np.append(starts[1:], edges[-1])
 

@@ -29,12 +29,15 @@ from tfp_dpvi.models import exporting
 from tfp_dpvi.models.base import DPModel
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
 from tfp_dpvi.synthetic.grouping import Merged, merged_categories
-from tfp_dpvi.synthetic.mixture import Segments, make_likelihood
+from tfp_dpvi.synthetic.mixture import Params, Segments, make_likelihood, starting_point
 from tfp_dpvi.synthetic.pairs import NoisyPairs
 from tfp_dpvi.synthetic.rules import Rule
 from tfp_dpvi.training.budget import PrivacyTarget
 
 _RATE = 0.1
+
+# Mixtures of which `sample` draws from the mean: each start ends at another one.
+_STARTS = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,6 +65,7 @@ class TableModel(DPModel):
       rules: What synthetic records keep, see `Synthesizer`.
       layout: `Layout.to_config` of the fitted data, or None before a fit.
       released: `NoisyPairs.to_config` of the released counts, or None before a fit.
+      probable: Parameters of the most probable mixture, or None before a fit.
       seed: See `DPModel`.
     """
 
@@ -77,6 +81,7 @@ class TableModel(DPModel):
         rules: Sequence[Rule] = (),
         layout: dict[str, Any] | None = None,
         released: dict[str, Any] | None = None,
+        probable: Params | None = None,
         seed: int | None = None,
     ) -> None:
         model = BayesianModel(prior(), make_likelihood(table))
@@ -93,6 +98,8 @@ class TableModel(DPModel):
         self.layout = None if layout is None else Layout.from_config(layout)
         # Files of 0.3 and before have none.
         self.released = None if released is None else NoisyPairs.from_config(released, table)
+        # Files of 0.5 and before have none.
+        self.probable = probable
         self.built = True
 
     # ------------------------------------------------------------------ saving
@@ -105,6 +112,7 @@ class TableModel(DPModel):
             "rules": self.rules,
             "layout": None if self.layout is None else self.layout.to_config(),
             "released": None if self.released is None else self.released.to_config(),
+            "probable": self.probable,
             "prior": self._parts.make_prior,
             "surrogate_posterior": "mean_field",
         }
@@ -186,6 +194,32 @@ class TableModel(DPModel):
         self.layout = layout
         self.released = released
 
+    def _most_probable(self, released: NoisyPairs, steps: int) -> Params:
+        """Returns the mean of most probable mixtures from several starts, as one mixture.
+
+        Draws from it are nearer to the table than those from the mean-field posterior, whose widths
+        of rare levels' logits move the levels' shares.
+        """
+        num = self.prior.event_shape["weights"][0]
+        seeds = np.random.default_rng(self.seed).integers(2**31, size=_STARTS)
+        starts = [
+            starting_point(self.schema, num, target=self.target, seed=int(seed)) for seed in seeds
+        ]
+        params = {
+            name: tf.Variable(np.stack([start[name] for start in starts])) for name in starts[0]
+        }
+
+        def loss(step: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+            del step, key
+            here = {name: tf.convert_to_tensor(value) for name, value in params.items()}
+            return -tf.reduce_sum(self.prior.log_prob(here) + released.log_likelihood(here))
+
+        _minimize(loss, list(params.values()), steps, None)
+        weights = tf.nn.log_softmax(params["weights"]).numpy().ravel()
+        levels = params["levels"].numpy().reshape([len(weights), -1])
+        # Three digits are enough, and short in a file.
+        return {"weights": weights.round(3), "levels": levels.round(3)}
+
     def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
         """Fits the surrogate to the posterior given released counts: post-processing, at no cost.
 
@@ -195,26 +229,15 @@ class TableModel(DPModel):
           steps: The number of steps of variational inference.
           declared: Whether the number of records was declared, or is that of the data.
         """
-        optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(_RATE, steps))
-        surrogate, variables = self.surrogate_posterior, self.trainable_variables
-        optimizer.build(variables)
+        surrogate = self.surrogate_posterior
 
-        def update(step: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            with tf.GradientTape() as tape:
-                seed = _random.tfp_seed(_random.fold_in(key, step))
-                params, log_q = surrogate.experimental_sample_and_log_prob(seed=seed)
-                loss = log_q - self.prior.log_prob(params) - released.log_likelihood(params)
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-            return step + 1, key
+        def loss(step: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+            seed = _random.tfp_seed(_random.fold_in(key, step))
+            params, log_q = surrogate.experimental_sample_and_log_prob(seed=seed)
+            return log_q - self.prior.log_prob(params) - released.log_likelihood(params)
 
-        # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
-        @function_of_model
-        def run(key: tf.Tensor) -> None:
-            tf.while_loop(
-                lambda step, _: step < steps, update, (tf.constant(0), key), parallel_iterations=1
-            )
-
-        run(tf.constant(_random.new_key(self.seed)))
+        _minimize(loss, self.trainable_variables, steps, self.seed)
+        self.probable = self._most_probable(released, steps)
         codes = np.zeros([1, released.pairs.segments.num_columns], np.int32)
         inputs = input_specs(Records(codes, None, None, 1))
         self.record_release(plan, inputs, released.num_records, declared=declared)
@@ -357,3 +380,30 @@ class TableModel(DPModel):
             losses=self.test_losses,
             num_draws=self.num_predictive_draws,
         )
+
+
+def _minimize(
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    variables: list[tf.Variable],
+    steps: int,
+    seed: int | None,
+) -> None:
+    """Minimizes a function of a step's number and a key, without records."""
+    optimizer = keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(_RATE, steps))
+    optimizer.build(variables)
+
+    def update(step: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            value = loss(step, key)
+        gradients = zip(tape.gradient(value, variables), variables, strict=True)
+        optimizer.apply_gradients(gradients, skip_gradients_aggregation=True)
+        return step + 1, key
+
+    # `tfp.vi.fit_surrogate_posterior` would trace the step twice.
+    @function_of_model
+    def run(key: tf.Tensor) -> None:
+        tf.while_loop(
+            lambda step, _: step < steps, update, (tf.constant(0), key), parallel_iterations=1
+        )
+
+    run(tf.constant(_random.new_key(seed)))

@@ -19,6 +19,13 @@ from tfp_dpvi.data.columns import MISSING
 from tfp_dpvi.data.schema import Schema
 from tfp_dpvi.synthetic.mixture import Params, Segments, log_table_of
 
+_MISFIT = 1.0 / 3000.0
+"""How far a mixture's shares may be from the table's, as a standard deviation.
+
+No mixture is the table. Without it, empty cells, whose counts are nearly exact under a large
+budget, would weigh so much that all other cells fit badly. Chosen on public tables (randhie, fair).
+"""
+
 TARGET_WEIGHT = 2.0
 """Relative precision of the counts of pairs with the target; chosen on public data (Adult)."""
 
@@ -224,11 +231,15 @@ class NoisyPairs:
     def log_likelihood(self, params: Params) -> tf.Tensor:
         """Returns the log-likelihood of mixtures up to a constant.
 
-        It has the variance of the noise and of sampling records. Both are approximated as normal,
-        and counts as independent.
+        It has the variance of the noise, of sampling records, and of what a mixture cannot be. All
+        are approximated as normal, and counts as independent.
+
+        Args:
+          params: Parameters of mixtures, with any leading dimensions.
         """
         dtype = params["weights"].dtype
-        variances = self.deviations**2 + np.maximum(self.counts, 1.0)
+        misfit = (_MISFIT * self.num_records) ** 2
+        variances = self.deviations**2 + np.maximum(self.counts, 1.0) + misfit
         precisions = tf.constant(self.num_records**2 / variances, dtype)
         residuals = self.pairs.shares(params) - tf.constant(self.counts / self.num_records, dtype)
         return -0.5 * tf.reduce_sum(precisions * tf.square(residuals), axis=[-2, -1])

@@ -15,6 +15,7 @@ import numpy as np
 from tfp_dpvi.data.columns import Column, Numeric
 from tfp_dpvi.synthetic import tails
 from tfp_dpvi.synthetic.grouping import Grouped
+from tfp_dpvi.synthetic.levels import limits_of
 
 # Of the values within a level: so many draws of its distribution, of so many values each.
 _DRAWS = 20
@@ -38,7 +39,7 @@ class Cumulative:
     >>> import numpy as np
     >>> from tfp_dpvi.synthetic import Continuous
     >>> column = Continuous(0.0, 10.0, bins=[5.0])
-    >>> cumulative = Cumulative(column, column, np.arange(2), np.array([30.0, 10.0]), 0.5)
+    >>> cumulative = Cumulative(column, np.arange(2), np.array([30.0, 10.0]), 0.5)
     >>> bool(abs(cumulative.quantile(0.375) - 2.5) < 0.1)
     True
 
@@ -46,17 +47,22 @@ class Cumulative:
 
     Attributes:
       column: The column, with the levels that a fit chose.
-      numbers: It, or what its levels are groups of.
       groups: Which of `LevelValues` each level belongs to, int [all levels].
       counts: Released counts of all levels, float64 [all levels].
       deviation: The standard deviation of their noise.
     """
 
     column: Column
-    numbers: Numeric
     groups: np.ndarray
     counts: np.ndarray
     deviation: float
+
+    @property
+    def numbers(self) -> Numeric:
+        """The column, or what its levels are groups of."""
+        inner = self.column.column if isinstance(self.column, Grouped) else self.column
+        assert isinstance(inner, Numeric)
+        return inner
 
     @functools.cached_property
     def _merged(self) -> np.ndarray:
@@ -76,12 +82,9 @@ class Cumulative:
     @functools.cached_property
     def _limits(self) -> np.ndarray:
         """The edges of the merged levels, float64 [levels, 2]."""
-        low, high = self.numbers.edges[:-1], self.numbers.edges[1:]
-        if isinstance(self.column, Grouped):
-            low, high = self.column.limits
-        first = np.searchsorted(self.groups, np.arange(len(self._merged)))
-        last = np.searchsorted(self.groups, np.arange(len(self._merged)), side="right") - 1
-        return np.stack([low[first], high[last]], axis=1)
+        cells = np.array(self.column.groups) if isinstance(self.column, Grouped) else slice(None)
+        groups = self.groups[cells]
+        return np.stack(limits_of(self.numbers.edges, groups, len(self._merged)), axis=1)
 
     @functools.cached_property
     def _widths(self) -> np.ndarray:

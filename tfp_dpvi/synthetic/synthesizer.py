@@ -24,7 +24,7 @@ from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, P
 from tfp_dpvi.privacy.plan import plan_counts
 from tfp_dpvi.synthetic import grouping, mixture, planning
 from tfp_dpvi.synthetic.estimates import Estimates
-from tfp_dpvi.synthetic.mixture import Segments
+from tfp_dpvi.synthetic.mixture import Params, Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
@@ -34,8 +34,6 @@ from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 # The largest epsilon that `plan` proposes.
 _LARGEST_EPSILON = 100.0
 
-# Posterior draws of a table: the noise of their mean is that of more draws but for a fortieth.
-_DRAWS = 20
 # The share of records in merged categories from which a fit warns.
 _MUCH_MERGED = 0.1
 
@@ -77,8 +75,8 @@ class Synthesizer:
     `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with
     `bins=16`), then noisy counts of all pairs of columns. Variational inference that models the
     noise fits the mixture to these counts. `.model` has the posterior of this mixture, whose prior
-    and likelihood are `dpvi.synthetic.make_prior` and `make_likelihood`. Defaults were chosen on
-    public data (Adult).
+    and likelihood are `dpvi.synthetic.make_prior` and `make_likelihood`, and `.model.probable` the
+    most probable one, of which `sample` draws. Defaults were chosen on public data (Adult).
 
     Args:
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
@@ -201,7 +199,7 @@ class Synthesizer:
         delta: float | None = None,
         ledger: PrivacyLedger | None = None,
         num_records: int | None = None,
-        steps: int = 2000,
+        steps: int = 4000,
         neighboring_relation: NeighboringRelation | str | None = None,
         accountant: str = "pld",
         noise_multiplier: float | None = None,
@@ -218,7 +216,8 @@ class Synthesizer:
           delta: See `epsilon`.
           ledger: The data's `PrivacyLedger`; by default a new one.
           num_records: The public number of records, by default `len(data)`.
-          steps: The number of steps of the variational inference, which cost no privacy.
+          steps: The number of steps of the variational inference, and of the search for the most
+            probable mixture, which cost no privacy.
           neighboring_relation: As in `DPModel.compile`, but by default the ledger's.
           accountant: As in `DPModel.compile`.
           noise_multiplier: Instead of `epsilon`: that of one release with the cost of all counts.
@@ -357,10 +356,10 @@ class Synthesizer:
         return Schema(columns)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
-        """Returns one synthetic table, whose records come from many posterior draws.
+        """Returns one synthetic table, whose records come from the most probable mixture.
 
-        So the noise for privacy moves it less than a table from one draw. Several of such tables do
-        not differ by that noise: for standard errors by `dpvi.synthetic.rubin` use `sample_many`.
+        Several of such tables do not differ by the noise for privacy: for standard errors by
+        `dpvi.synthetic.rubin` use `sample_many`.
 
         Args:
           num_rows: The number of its records, by default the public number.
@@ -372,29 +371,24 @@ class Synthesizer:
         Raises:
           RuntimeError: The synthesizer is not fitted, or hardly any of its records keeps the rules.
         """
-        return self._table(num_rows, seed, _DRAWS)
+        return self._table(num_rows, seed, self.model.probable)
 
-    def _table(self, num_rows: int | None, seed: int | None, num_draws: int) -> TableData:
-        """Returns a synthetic table of so many posterior draws, with about as many records each."""
+    def _table(self, num_rows: int | None, seed: int | None, params: Params | None) -> TableData:
+        """Returns a synthetic table of a mixture, or of a posterior draw."""
         layout, num = self._fitted("sample")
         num = num if num_rows is None else check.count("num_rows", num_rows, 1)
         generator = np.random.default_rng(seed)
-        draws = self.model.posterior_sample(num_draws, seed=int(generator.integers(2**63)))
-        schema, parts = self.model.schema, map(tf.unstack, tf.nest.flatten(draws))
-        records = [
-            self.model.likelihood(tf.nest.pack_sequence_as(draws, draw))
-            for draw in zip(*parts, strict=True)
-        ]
+        if params is None:
+            drawn = self.model.posterior_sample(1, seed=int(generator.integers(2**63)))
+            params = tf.nest.map_structure(lambda part: part[0], drawn)
+        schema, record = self.model.schema, self.model.likelihood(params)
 
-        def drawn(some: int) -> dict[str, Drawn]:
-            codes = []
-            sizes = generator.multinomial(some, np.full(num_draws, 1.0 / num_draws))
-            for record, size in zip(records, sizes, strict=True):
-                key = _random.new_key(int(generator.integers(2**63)))
-                codes.append(record.sample(int(size), seed=_random.tfp_seed(key)).numpy())
-            return schema.values(generator.permutation(np.concatenate(codes)), generator)
+        def records(some: int) -> dict[str, Drawn]:
+            key = _random.new_key(int(generator.integers(2**63)))
+            codes = record.sample(some, seed=_random.tfp_seed(key)).numpy()
+            return schema.values(codes, generator)
 
-        return layout.restore(schema, drawn_until_kept(drawn, num, self.model.rules))
+        return layout.restore(schema, drawn_until_kept(records, num, self.model.rules))
 
     def sample_many(
         self, num_sets: int, num_rows: int | None = None, *, seed: int | None = None
@@ -412,7 +406,7 @@ class Synthesizer:
         seeds = np.random.default_rng(seed).integers(
             2**63, size=check.count("num_sets", num_sets, 1)
         )
-        return [self._table(num_rows, int(set_seed), 1) for set_seed in seeds]
+        return [self._table(num_rows, int(set_seed), None) for set_seed in seeds]
 
     @property
     def estimate(self) -> Estimates:
