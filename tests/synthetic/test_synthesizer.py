@@ -142,7 +142,7 @@ def test_a_mixture_that_is_not_the_table_fits_full_cells_without_noise_too():
     """If only noise and sampling moved counts, empty cells would outweigh full ones: .17 instead of .06."""
     generator, errors = np.random.default_rng(random.getrandbits(32)), []
     places = tuple(range(1, 8))
-    for _ in range(3):
+    for _ in range(2):
         first = generator.integers(8, size=20_000)
         second = (first + generator.integers(2, size=20_000)) % 8
         third = (second + generator.integers(2, size=20_000)) % 8
