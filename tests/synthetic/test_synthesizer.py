@@ -11,6 +11,7 @@ import pytest
 from support.references import FOLDER
 
 import tfp_dpvi as dpvi
+from tfp_dpvi import serialization
 from tfp_dpvi._tf import tf, tfp
 from tfp_dpvi.privacy import BudgetExhaustedError
 from tfp_dpvi.synthetic import (
@@ -24,6 +25,7 @@ from tfp_dpvi.synthetic import (
     Segments,
     make_prior,
 )
+from tfp_dpvi.synthetic import model as model_module
 from tfp_dpvi.synthetic.releases import CountReleases
 from tfp_dpvi.training.budget import PrivacyTarget
 
@@ -157,6 +159,39 @@ def test_a_mixture_that_is_not_the_table_fits_full_cells_without_noise_too():
             )
             errors.append(np.abs(real - synthetic).sum() / 2.0)
     assert np.mean(errors) < 0.1
+
+
+def test_a_fit_that_ends_half_way_leaves_the_former_one(monkeypatch):
+    """Of its search, or of its posterior after some steps: tables of new weights on old levels were wrong in silence."""
+    generator = np.random.default_rng(0)
+    schema = Schema({"number": Continuous(-9.0, 9.0)})
+    synthesizer, settings = dpvi.Synthesizer(schema, 4), {"delta": 1e-5, "steps": 200}
+    synthesizer.fit({"number": generator.normal(-4.0, 1.0, 3000)}, epsilon=2.0, **settings)
+    before, minimize = synthesizer.sample(2000, seed=1), model_module._minimize
+    for ended in (1, 2):
+        calls = []
+
+        def half(*args, calls=calls, ended=ended):
+            minimize(*args)
+            calls.append(args)
+            if len(calls) == ended:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(model_module, "_minimize", half)
+        with pytest.raises(KeyboardInterrupt):
+            synthesizer.fit(
+                {"number": generator.normal(4.0, 1.0, 3000)}, epsilon=2.0 + 2.0 * ended, **settings
+            )
+        np.testing.assert_array_equal(synthesizer.sample(2000, seed=1)["number"], before["number"])
+        assert synthesizer.sample_many(1, 2000)[0]["number"].mean() < -3.0
+
+
+def test_a_mixture_of_other_columns_is_refused(fitted):
+    config = fitted.model.get_config()
+    parts = {**config["parts"], "probable": {"weights": np.zeros(2), "levels": np.zeros([2, 3])}}
+    parts["probable"] = serialization.encode(parts["probable"], "probable")
+    with pytest.raises(ValueError, match="it was altered"):
+        type(fitted.model).from_config({**config, "parts": parts})
 
 
 def test_each_set_has_its_own_posterior_draw(fitted, monkeypatch):

@@ -65,7 +65,7 @@ class TableModel(DPModel):
       rules: What synthetic records keep, see `Synthesizer`.
       layout: `Layout.to_config` of the fitted data, or None before a fit.
       released: `NoisyPairs.to_config` of the released counts, or None before a fit.
-      probable: Parameters of the most probable mixture, or None before a fit.
+      probable: The mixture that `Synthesizer.sample` draws from, or None before a fit.
       seed: See `DPModel`.
     """
 
@@ -99,7 +99,7 @@ class TableModel(DPModel):
         # Files of 0.3 and before have none.
         self.released = None if released is None else NoisyPairs.from_config(released, table)
         # Files of 0.5 and before have none.
-        self.probable = probable
+        self.probable = None if probable is None else _checked(probable, table)
         self.built = True
 
     # ------------------------------------------------------------------ saving
@@ -112,7 +112,12 @@ class TableModel(DPModel):
             "rules": self.rules,
             "layout": None if self.layout is None else self.layout.to_config(),
             "released": None if self.released is None else self.released.to_config(),
-            "probable": self.probable,
+            "probable": self.probable
+            and {
+                # As float64, whose text has three digits.
+                name: part.astype(np.float64).round(3)
+                for name, part in self.probable.items()
+            },
             "prior": self._parts.make_prior,
             "surrogate_posterior": "mean_field",
         }
@@ -217,7 +222,6 @@ class TableModel(DPModel):
         _minimize(loss, list(params.values()), steps, None)
         weights = tf.nn.log_softmax(params["weights"]).numpy().ravel()
         levels = params["levels"].numpy().reshape([len(weights), -1])
-        # Three digits are enough, and short in a file.
         return {"weights": weights.round(3), "levels": levels.round(3)}
 
     def learn(self, released: NoisyPairs, plan: PrivacyPlan, *, steps: int, declared: bool) -> None:
@@ -236,8 +240,13 @@ class TableModel(DPModel):
             params, log_q = surrogate.experimental_sample_and_log_prob(seed=seed)
             return log_q - self.prior.log_prob(params) - released.log_likelihood(params)
 
-        _minimize(loss, self.trainable_variables, steps, self.seed)
-        self.probable = self._most_probable(released, steps)
+        former, probable = self.get_weights(), self._most_probable(released, steps)
+        try:
+            _minimize(loss, self.trainable_variables, steps, self.seed)
+        except BaseException:
+            self.set_weights(former)
+            raise
+        self.probable = probable
         codes = np.zeros([1, released.pairs.segments.num_columns], np.int32)
         inputs = input_specs(Records(codes, None, None, 1))
         self.record_release(plan, inputs, released.num_records, declared=declared)
@@ -336,6 +345,9 @@ class TableModel(DPModel):
     def sample_predictive(self, num: int, *, seed: int | None = None) -> np.ndarray:
         """Returns coded synthetic records, each from a posterior draw that is picked at random.
 
+        So do exported functions. `Synthesizer.sample` draws from `probable` instead, which is
+        nearer to the table.
+
         Args:
           num: The number of records.
           seed: Makes the records repeatable.
@@ -380,6 +392,18 @@ class TableModel(DPModel):
             losses=self.test_losses,
             num_draws=self.num_predictive_draws,
         )
+
+
+def _checked(probable: Params, table: Schema) -> Params:
+    """Returns a mixture's parameters from a file as float32, if they are of these columns."""
+    weights, levels = (np.asarray(probable[name], np.float32) for name in ("weights", "levels"))
+    if levels.shape != (len(weights), sum(Segments.of(table).sizes)) or not (
+        np.isfinite(levels).all() and np.isfinite(weights).all()
+    ):
+        raise ValueError(
+            "The file's mixture is not that of its columns: it was altered. Use another copy."
+        )
+    return {"weights": weights, "levels": levels}
 
 
 def _minimize(

@@ -76,7 +76,8 @@ class Synthesizer:
     `bins=16`), then noisy counts of all pairs of columns. Variational inference that models the
     noise fits the mixture to these counts. `.model` has the posterior of this mixture, whose prior
     and likelihood are `dpvi.synthetic.make_prior` and `make_likelihood`, and `.model.probable` the
-    most probable one, of which `sample` draws. Defaults were chosen on public data (Adult).
+    mean of the most probable mixtures from four starts, of which `sample` draws. Defaults were
+    chosen on public data (Adult).
 
     Args:
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
@@ -273,16 +274,21 @@ class Synthesizer:
         model.set_privacy(target, ledger)
         self._paid = paid
         releases = CountReleases(model.privacy_ledger, target, model.seed)
-        schema, released = self._learn(codes, releases, num, declared, steps)
-        # Set last: an interrupted fit keeps the former levels with the former weights.
-        model.describe(schema, layout, released)
+        self._learn(codes, releases, layout, num, steps, declared=declared)
         self._paid = _Paid()
         return self
 
     def _learn(
-        self, codes: np.ndarray, releases: CountReleases, num: int, declared: bool, steps: int
-    ) -> tuple[Schema, NoisyPairs]:
-        """Fits the model to noisy counts of pairs; returns the chosen levels and the counts."""
+        self,
+        codes: np.ndarray,
+        releases: CountReleases,
+        layout: Layout,
+        num: int,
+        steps: int,
+        *,
+        declared: bool,
+    ) -> None:
+        """Fits the model to noisy counts of pairs, and describes it by the chosen levels."""
         names, model = self.schema.names, self.model
         target = None if self.target is None else names.index(self.target)
         pairs = Pairs(Segments.of(model.schema), target)
@@ -302,6 +308,8 @@ class Synthesizer:
         )
         schema = self._with_ends(schema, noisy)
         model.learn(noisy, plan, steps=steps, declared=declared)
+        # After the weights, which an interrupted fit keeps, and before warnings, which may raise.
+        model.describe(schema, layout, noisy)
         for place, (name, column) in enumerate(schema.columns.items()):
             bounds = grouping.crowded(column, noisy.column(place))
             if bounds is not None and name not in expected.drowned:
@@ -319,7 +327,6 @@ class Synthesizer:
                     "lost: raise max_levels, or pass parents= to merge within public groups.",
                     stacklevel=3,
                 )
-        return schema, noisy
 
     def _release(self, releases: CountReleases, counts: np.ndarray, number: int) -> np.ndarray:
         """Returns one of a fit's releases, charged now or taken over."""
@@ -356,10 +363,11 @@ class Synthesizer:
         return Schema(columns)
 
     def sample(self, num_rows: int | None = None, *, seed: int | None = None) -> TableData:
-        """Returns one synthetic table, whose records come from the most probable mixture.
+        """Returns one synthetic table, whose records come from the most probable mixtures.
 
-        Several of such tables do not differ by the noise for privacy: for standard errors by
-        `dpvi.synthetic.rubin` use `sample_many`.
+        They are those of `model.probable`; a file of 0.5 and before has none, and gives a table of
+        one posterior draw. Several of such tables do not differ by the noise for privacy: for
+        standard errors by `dpvi.synthetic.rubin` use `sample_many`.
 
         Args:
           num_rows: The number of its records, by default the public number.

@@ -284,7 +284,7 @@ def _outermost(
         densities = counts / widths
         begin += not (begin and densities[begin] < densities[begin - 1])
         return End(True, begin, stop, True)
-    return End(True, begin, stop, begin + 1 < stop or not bool(clear.any()))
+    return End(True, begin, stop, begin + 1 < stop or not bool(alone[begin]))
 
 
 def _may_fall(
@@ -309,10 +309,12 @@ def _may_fall(
     )
     fall = falling(True, 0.0, float(edges[-1]), total, density)
     beyond = survival(edges, *fall.draws[0])
-    expected = total * (beyond[:-1] - beyond[1:]) / (beyond[0] - beyond[-1])
+    shares = (beyond[:-1] - beyond[1:]) / (beyond[0] - beyond[-1])
+    # Least squares: the sum's own noise, which is that of all levels, would be the first one's.
+    expected = shares * float(counts[begin:] @ shares) / float(shares @ shares)
     variances = deviation**2 + np.maximum(expected, 1.0)
     misfit = float(np.sum((counts[begin:] - expected) ** 2 / variances))
-    return misfit < float(scipy.stats.chi2.isf(_REFUTED, num))
+    return misfit < float(scipy.stats.chi2.isf(_REFUTED, num - 1))
 
 
 def beside(
