@@ -28,9 +28,21 @@ def released_of(ranking, total, noise, num, slope, num_steps=100):
     return ReleasedRanks(ranking, total, noise, num, slope, num_twins=num_steps, subsampling=1.0)
 
 
+def ranks_of_all(values, unit):
+    values = tf.constant(values)
+    return centred_ranks(values, values, unit)
+
+
+def test_the_first_outcome_ranks_among_all():
+    logs = tf.random.stateless_normal([20, TWINS + 1], [0, 1])
+    own = centred_ranks(logs, logs[:, :1], 1.0).numpy()
+    np.testing.assert_array_equal(own, ranks_of_all(logs, 1.0).numpy()[:, :1])
+    assert own.shape == (20, 1, TWINS + 1)
+
+
 def test_ranks_and_shared_ranks():
     logs = tf.constant([[0.0, 1.0, 2.0], [5.0, 5.0 + 1e-6, 1.0], [3.0, 3.0, 3.0]])
-    shares = centred_ranks(logs, 1.0).numpy() + 1.0 / 3.0
+    shares = centred_ranks(logs, logs, 1.0).numpy() + 1.0 / 3.0
     np.testing.assert_allclose(shares[0], np.eye(3), atol=1e-6)
     np.testing.assert_allclose(shares[1], [[0, 0.5, 0.5], [0, 0.5, 0.5], [1, 0, 0]], atol=1e-6)
     np.testing.assert_allclose(shares[2], np.full([3, 3], 1.0 / 3.0), atol=1e-6)
@@ -41,7 +53,7 @@ def test_every_term_has_the_stated_bound_and_some_reach_it():
     logs = np.array(
         list(itertools.product([0.0, 1.0, np.inf, np.nan], repeat=TWINS + 1)), "float32"
     )
-    own = centred_ranks(tf.constant(logs), 1.0).numpy()[:, 0]
+    own = ranks_of_all(logs, 1.0).numpy()[:, 0]
     stated = OutcomeRanks(DENSITIES).sensitivity
     finite = np.isfinite(logs).all(axis=1)
     norms = np.linalg.norm(own[finite], axis=1)
@@ -86,13 +98,13 @@ def test_an_error_of_the_parameters_moves_ranks_by_the_slope():
     shift = 0.3
     twins = generator.normal(size=[num, TWINS + 1])
     logs = -(twins**2) / 2.0
-    ranks = centred_ranks(tf.constant(logs), 1.0).numpy()
+    ranks = ranks_of_all(logs, 1.0).numpy()
     # The score of a log scale is y^2 - 1.
     score = twins**2 - 1.0
     slope = np.einsum("njr,nj->r", ranks, score) / num / (TWINS + 1)
     small = shift / 10.0
     outcomes = np.concatenate([np.exp(small) * twins[:, :1], twins[:, 1:]], axis=1)
-    own = centred_ranks(tf.constant(-(outcomes**2) / 2.0), 1.0).numpy()[:, 0]
+    own = ranks_of_all(-(outcomes**2) / 2.0, 1.0).numpy()[:, 0]
     deviations = own.std(axis=0) / np.sqrt(num)
     # Second order: a few per cent of the shift.
     np.testing.assert_array_less(
@@ -109,7 +121,7 @@ def test_heavy_tails_are_seen_where_a_scale_absorbs_their_variance():
     outcome = generator.standard_t(3.0, size=[num, 1]) / np.sqrt(3.0)
     twins = generator.normal(size=[num, TWINS])
     logs = -(np.concatenate([outcome, twins], axis=1) ** 2) / 2.0
-    total = np.sum(centred_ranks(tf.constant(logs), 1.0).numpy()[:, 0], axis=0)
+    total = np.sum(ranks_of_all(logs, 1.0).numpy()[:, 0], axis=0)
     total = total + 25.0 * generator.normal(size=TWINS + 1)
     released = released_of(DENSITIES, total, 25.0, num, np.zeros([TWINS + 1, 1]))
     assert released.p_value(np.zeros(1), np.eye(1)) < 1e-4
@@ -123,7 +135,7 @@ def test_skewed_outcomes_are_seen_by_their_own_order_alone():
     values = unit * np.concatenate([outcome, generator.normal(size=[num, TWINS])], axis=1)
     orders = [-((values / unit) ** 2) / 2.0, values]
     sums = [
-        np.sum(centred_ranks(tf.constant(order), least).numpy()[:, 0], axis=0)
+        np.sum(ranks_of_all(order, least).numpy()[:, 0], axis=0)
         for order, least in zip(orders, (1.0, 0.0), strict=True)
     ]
     total = np.concatenate(sums) + 25.0 * generator.normal(size=2 * (TWINS + 1))

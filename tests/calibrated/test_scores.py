@@ -9,9 +9,11 @@ from support.siblings import slow
 from tfp_dpvi._tf import function_of_model
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated import scores
+from tfp_dpvi.calibrated.centred_fit import CentredFit
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import Ranking
 from tfp_dpvi.data import make_records
+from tfp_dpvi.gradients import StepSpec
 
 tfd = tfp.distributions
 NUM = 32
@@ -119,3 +121,21 @@ def test_a_density_that_reads_more_than_its_parameters_is_not_factorised(monkeyp
     monkeypatch.setattr(scores, "_direct_scores", recorded)
     scores_of(lambda p, x: Tilted(line(p, x), 1.0, p["s"]))
     assert found[0].jacobian is None
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "gains"),
+    [
+        (lambda p, x: tfd.Normal(line(p, x), 1.0), True),
+        (lambda p, x: tfd.Bernoulli(line(p, x)), True),
+        (lambda p, x: tfd.Poisson(log_rate=line(p, x)), False),
+        (lambda p, x: tfd.Gamma(2.0, tf.exp(line(p, x))), False),
+    ],
+    ids=["normal", "enumerated", "poisson", "gamma"],
+)
+def test_steps_whose_samplers_reject_are_not_compiled_with_xla(likelihood, gains):
+    prior = tfd.JointDistributionNamed({"b": tfd.Normal(0.0, 1.0), "w": tfd.Normal(0.0, 1.0)})
+    inputs = np.zeros(4, "float32")
+    records = make_records(inputs, np.ones(4, "float32"), None, dtype="float32", validate=False)
+    scoring = CentredFit(BayesianModel(prior, likelihood)).prepare(records, inputs)
+    assert scoring.gradient(StepSpec(4.0, 4)).gains_from_xla is gains

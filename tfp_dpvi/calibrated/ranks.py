@@ -112,17 +112,18 @@ def centred_bins(distribution: tfd.Distribution, outcomes: tf.Tensor) -> tf.Tens
     return tf.one_hot(number, len(_EDGES) - 1, dtype=place.dtype) - probabilities
 
 
-def centred_ranks(values: tf.Tensor, unit: float) -> tf.Tensor:
-    """Returns 1 at the rank of each outcome and else 0, less the mean 1 / J, shape [n, J, J].
+def centred_ranks(values: tf.Tensor, own: tf.Tensor, unit: float) -> tf.Tensor:
+    """Returns 1 at the rank of outcomes and else 0, less the mean 1 / J, shape [n, m, J].
 
     Outcomes of equal values, but for rounding, share their ranks.
 
     Args:
       values: Values of J outcomes of each record, shape [n, J].
+      own: Those of them whose ranks are wanted, shape [n, m].
       unit: Values below it are rounded like it: 1 for log densities.
     """
     dtype, size = values.dtype, values.shape[1]
-    own, other = values[:, :, None], values[:, None]
+    own, other = own[:, :, None], values[:, None]
     near = _TIE * (unit + tf.abs(own))
     less = tf.reduce_sum(tf.cast(other < own - near, dtype), axis=2)
     ties = tf.reduce_sum(tf.cast(tf.abs(other - own) <= near, dtype), axis=2)

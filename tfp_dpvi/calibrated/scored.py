@@ -16,6 +16,7 @@ from tfp_dpvi.calibrated.diagonal import MOST_DENSE, num_inputs, squares_of
 from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.ranks import Ranking, ranking_of
 from tfp_dpvi.calibrated.scores import ModelScores, Place, model_scores, possible_values
+from tfp_dpvi.calibrated.twins import rejects
 from tfp_dpvi.calibrated.weights import WeightScale
 from tfp_dpvi.calibrated.whitening import SimulatedMoments, symmetric
 from tfp_dpvi.calibrated.wider import SimulatedWider
@@ -56,6 +57,7 @@ class ScoredLikelihood:
       clip: The clip, 1: scores are whitened to a mean square of 1.
       num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
       ranking: How outcomes are ranked.
+      gains_from_xla: Whether steps are faster with XLA: it has no kernels for samplers that reject.
       is_mixture: Whether it is a mixture, whose components may change places.
       max_weight: The public largest weight; None without weights.
       scale: How weights enter the clip; of ones without weights.
@@ -79,22 +81,27 @@ class ScoredLikelihood:
         self.intercept = intercept
         self._middle = tf.constant(middle, self.dtype)
         self.set_inputs(x)
-        likelihood, self.ranking = self._at_start()
+        at_start, rejecting = self._at_start()
+        likelihood, self.ranking = at_start
         self.num_twins = 0 if possible_values(likelihood) and not pairing.generative else NUM_TWINS
+        self.gains_from_xla = not (rejecting and self.num_twins)
         kinds = tfd.MixtureSameFamily | tfd.Mixture
         self.is_mixture = isinstance(row_distribution(likelihood), kinds)
         self._simulate = function_of_model(self._simulated_sums)
 
-    def _at_start(self) -> tuple[tfd.Distribution, Ranking]:
+    def _at_start(self) -> tuple[tuple[tfd.Distribution, Ranking], bool]:
+        """Returns the likelihood, how it is ranked, and whether its samplers reject."""
         traced: list[tuple[tfd.Distribution, Ranking]] = []
 
         def probe() -> tf.Tensor:
-            likelihood = self.pairing.distribution(self._middle, self.inputs)
+            inputs = tf.nest.map_structure(tf.identity, self.inputs)
+            likelihood = self.pairing.distribution(self._middle, inputs)
             traced.append((likelihood, ranking_of(likelihood, NUM_TWINS)))
+            self.pairing.simulate(likelihood, inputs, tf.constant([0, 1], tf.int32))
             return tf.zeros([])
 
-        tf.function(probe, autograph=False).get_concrete_function()
-        return traced[-1]
+        graph = tf.function(probe, autograph=False).get_concrete_function().graph
+        return traced[-1], any(map(rejects, graph.get_operations()))
 
     def set_inputs(self, x: Structure) -> None:
         """Sets the public inputs of later fits, arrays of n rows."""

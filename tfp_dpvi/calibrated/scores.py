@@ -180,10 +180,11 @@ class ModelScores(NamedTuple):
             self.centred.scale,
             self.centred.expected,
         ):
-            usable &= tf.reduce_all(tf.math.is_finite(part), axis=list(range(1, part.shape.rank)))
+            # They are bounded, so that a sum is finite if and only if all of them are.
+            usable &= tf.math.is_finite(tf.reduce_sum(part, axis=list(range(1, part.shape.rank))))
         # On their own, so that nothing of them is computed where they are not released.
         wider, length = self.centred.wider, self.centred.length
-        wider = _select(tf.reduce_all(tf.math.is_finite(wider), axis=1), wider)
+        wider = _select(tf.math.is_finite(tf.reduce_sum(wider, axis=1)), wider)
         length = _select(tf.math.is_finite(length), length)
         centred = self.centred._replace(wider=wider, length=length)
         return ModelScores(
@@ -382,23 +383,30 @@ def _of_twins(
     size = num_twins + 1
     scores = _scores_of(place, records["x"], rows, mask, size)
     # All or none: dropping only a twin would break the symmetry.
-    usable &= scores.usable() & tf.reduce_all(tf.math.is_finite(scores.logs), axis=1)
+    usable &= scores.usable() & tf.math.is_finite(tf.reduce_sum(scores.logs, axis=1))
     ones = tf.ones([num, 1], place.vector.dtype)
     weights = tf.fill([num, size], tf.constant(1.0 / size, place.vector.dtype))
     model_weights = tf.concat([0.0 * ones, tf.tile(ones / num_twins, [1, num_twins])], axis=1)
     first = tf.concat([ones, tf.tile(0.0 * ones, [1, num_twins])], axis=1)
     information, centred = scores.centred(usable, weights, model_weights, first, clip)
     losses = _select(usable, -scores.logs[:, 0])
-    if ranking.is_exact:
-        orders = [centred_bins(distribution, tf.reshape(rows, [-1, size]))]
-    else:
-        orders = [centred_ranks(scores.logs, 1.0)]
-        if len(ranking.probabilities) == 2:
-            values = tf.reshape(tf.cast(rows, scores.logs.dtype), [-1, size])
-            orders.append(centred_ranks(values, 0.0))
-    ranks = _select(usable, tf.concat(orders, axis=2))
-    slope = scores.slope_of(ranks) / size
-    return ModelScores(losses, usable, information, centred, ranks[:, 0], slope)
+    values = [scores.logs]
+    if len(ranking.probabilities) == 2:
+        values.append(tf.reshape(tf.cast(rows, scores.logs.dtype), [-1, size]))
+
+    def ranks(num: int) -> tf.Tensor:
+        """Returns those of the first outcomes: a step reads the record's own alone."""
+        if ranking.is_exact:
+            bins = centred_bins(distribution, tf.reshape(rows, [-1, size])[:, :num])
+            return _select(usable, bins)
+        orders = [
+            centred_ranks(each, each[:, :num], unit)
+            for each, unit in zip(values, (1.0, 0.0), strict=False)
+        ]
+        return _select(usable, tf.concat(orders, axis=2))
+
+    slope = scores.slope_of(ranks(size)) / size
+    return ModelScores(losses, usable, information, centred, ranks(1)[:, 0], slope)
 
 
 def _no_ranks(centred: CentredScores) -> tuple[tf.Tensor, tf.Tensor]:
@@ -531,5 +539,5 @@ def _zeros(outcomes: Structure) -> Structure:
 
 def _select(usable: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """Returns zeros where a record is not usable; selected, since 0 x NaN is NaN."""
-    shape = [-1] + [1] * (value.shape.rank - 1)
-    return tf.where(tf.reshape(usable, shape), value, tf.zeros_like(value))
+    # The operation for whole rows: several times faster than one that broadcasts.
+    return tf.raw_ops.Select(condition=usable, x=value, y=tf.zeros_like(value))

@@ -126,7 +126,11 @@ class ScoringStep:
         parts = likelihood.pairing.parameters_read
         identity = ("centred", parts, likelihood.num_twins, max_weight)
         return ClippedGradient(
-            draw, clip, joint=self._releases(num_records, may_widen=may_widen), identity=identity
+            draw,
+            clip,
+            joint=self._releases(num_records, may_widen=may_widen),
+            gains_from_xla=likelihood.gains_from_xla,
+            identity=identity,
         )
 
     def _releases(self, num_records: int, *, may_widen: bool) -> tuple[JointRelease, ...]:

@@ -54,6 +54,14 @@ def simulate_twins(
     return tf.nest.map_structure(tf.stop_gradient, twins), usable
 
 
+def rejects(operation: tf.Operation) -> bool:
+    """Returns whether an operation is a sampler that tries until it accepts."""
+    return any(
+        _SAMPLERS.match(part.type) and not _CLASSES.match(part.type)
+        for part in operations_within(operation)
+    )
+
+
 def with_zeros(part: tf.Tensor) -> tf.Tensor:
     """Returns numbers with zeros in place of what is not finite, for samplers to read."""
     if not part.dtype.is_floating:

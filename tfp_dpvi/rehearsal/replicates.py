@@ -217,7 +217,8 @@ class Replicates:
         strategy = tf.distribute.get_strategy()
         jit_compile = None if use_xla else False
         self._compiled = CompiledSteps(method.optimizer, strategy, jit_compile, run_eagerly=False)
-        self._compiled.begin(method.variables, _MANY_STEPS, gains_from_xla=True)
+        gains = method.mechanism.gradient.gains_from_xla
+        self._compiled.begin(method.variables, _MANY_STEPS, gains)
         self._start: list[tuple[tf.Variable, np.ndarray]] = []
 
     def fit(
