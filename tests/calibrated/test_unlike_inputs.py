@@ -66,10 +66,16 @@ def test_outcomes_that_public_inputs_make_rare_leave_intervals_their_width():
     share = 1.0 / (1.0 + np.exp(-0.4 * z))
     design = np.column_stack([np.ones(num), x[:, 0]])
     exact = np.linalg.inv((design * (share * (1.0 - share))[:, None]).T @ design)[1, 1] ** 0.5
-    for seed in (0, 1):
-        draws = fits.posterior(fits.run(x, y, seed=seed)).distribution.sample(2000, seed=[1, 2])
-        # It was .56 of the width without privacy; the noise and a tenth of its own error.
-        assert draws["b"].numpy().std() > 0.92 * exact
+    widths = [
+        fits.posterior(fits.run(x, y, seed=seed))
+        .distribution.sample(2000, seed=[1, 2])["b"]
+        .numpy()
+        .std()
+        for seed in range(4)
+    ]
+    # It was .56 of the width without privacy. Of ten seeds the mean was .98, and the standard
+    # deviation .11: a false alarm is 3.3 standard errors off.
+    assert np.mean(widths) > 0.8 * exact
 
 
 def test_a_shift_of_a_column_changes_the_intercept(fits, monkeypatch):
