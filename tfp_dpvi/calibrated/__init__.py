@@ -24,7 +24,7 @@ A fit without an optimizer makes scoring steps instead:
   makes a fit of them.
 * `bend` moves the posterior by the third order of the likelihood; `jumps` refuses likelihoods
   whose scores do not show a parameter; `straight` says where scores are linear if not in the
-  coordinates; `centred_fit` computes the posterior.
+  coordinates, and `expected` where none are; `centred_fit` computes the posterior.
 """
 
 from tfp_dpvi.calibrated.clip import (

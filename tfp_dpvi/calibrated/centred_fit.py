@@ -14,6 +14,7 @@ from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated.bend import LinearScore, bent
 from tfp_dpvi.calibrated.checks import (
+    MOST_THIRD_ORDER,
     Checks,
     ParameterChecks,
     check_posterior,
@@ -22,6 +23,7 @@ from tfp_dpvi.calibrated.checks import (
 )
 from tfp_dpvi.calibrated.conflict import pulls
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE, least_inputs, num_inputs
+from tfp_dpvi.calibrated.expected import ExpectedScore
 from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
 from tfp_dpvi.calibrated.pairing import Pairing
@@ -390,11 +392,18 @@ def posterior_of(
     if straight is not None or not is_normal:
         start = scaled.sample(256, generator)
         scaled = mixtures.sampled_mixture(likelihood, log_prior, start, generator, straight)
-    mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     third_order = math.nan
-    if is_sum and straight is None:
-        mixture, third_order = _bent(scoring, curvatures, whitening, mixture, generator)
-        scaled = Mixture(mixture.locs / unit, mixture.scales / unit[:, None])
+    if is_sum and straight is None and not scoring.pairing.generative:
+        start = scaled.sample(256, generator)
+        bend = _Bend(scoring, curvatures, whitening, unit)
+        scaled, third_order = bend.bent(scaled, generator)
+        expected = bend.expected(third_order)
+        if expected is not None:
+            third_order = math.nan if bend.is_like else math.inf
+            scaled = mixtures.sampled_mixture(
+                likelihood, log_prior, start, generator, expected, is_costly=True
+            )
+    mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
         to_phi.T @ statistic.slope @ to_phi,
         to_phi.T @ statistic.data @ to_phi,
@@ -427,35 +436,78 @@ def _straight(
     return straight if straight is not None and straight.applies_to(linear, pairing.index) else None
 
 
-def _bent(
-    scoring: Scoring,
-    curvatures: Curvatures,
-    whitening: np.ndarray,
-    mixture: Mixture,
-    generator: np.random.Generator,
-) -> tuple[Mixture, float]:
-    """Returns the posterior with the likelihood's third order, and `Checks.third_order`."""
-    if scoring.pairing.generative:
-        return mixture, math.nan
-    index, window = scoring.pairing.index, curvatures.window
-    linear = LinearScore(
-        window.theta,
-        window.score,
-        curvatures.slopes,
-        window.score_covariance(curvatures.variances),
-        float(np.trace(curvatures.variances.mean(axis=0))),
-        scoring.counted(curvatures.weights),
-    )
-    back = np.linalg.inv(whitening)
-    if not linear.has_third_order(back.T @ mixture.covariance[np.ix_(index, index)] @ back):
-        return mixture, math.nan
-    if linear.is_hidden:
-        return mixture, math.inf
-    try:
-        return bent(mixture, index, scoring.moved, linear, whitening, generator)
-    except FAILURES as error:
-        LOG.info("The likelihood is taken to second order: %s", error)
-        return mixture, math.inf
+class _Bend:
+    """A likelihood beyond the second order, in a fit's releases.
+
+    Args:
+      scoring: The model, and the number of records.
+      curvatures: The draws, and the window's released sums.
+      whitening: W, shape [d, d].
+      unit: The units of all coordinates, shape [D].
+    """
+
+    def __init__(
+        self, scoring: Scoring, curvatures: Curvatures, whitening: np.ndarray, unit: np.ndarray
+    ) -> None:
+        window = curvatures.window
+        self._scoring = scoring
+        self._whitening = whitening
+        self._unit = unit
+        self._linear = LinearScore(
+            window.theta,
+            window.score,
+            curvatures.slopes,
+            window.score_covariance(curvatures.variances),
+            float(np.trace(curvatures.variances.mean(axis=0))),
+            scoring.counted(curvatures.weights),
+        )
+
+    @property
+    def is_like(self) -> bool:
+        """True if scores at public inputs vary like the private ones."""
+        return self._linear.is_like(self._scoring.moved)
+
+    def bent(self, scaled: Mixture, generator: np.random.Generator) -> tuple[Mixture, float]:
+        """Returns the posterior with the likelihood's third order, and `Checks.third_order`.
+
+        Args:
+          scaled: The posterior of the normal likelihood, in these units.
+          generator: The source of random numbers.
+        """
+        index, linear = self._scoring.pairing.index, self._linear
+        whitening, unit = self._whitening, self._unit
+        back = np.diag(unit[index]) @ np.linalg.inv(whitening)
+        if not linear.has_third_order(back.T @ scaled.covariance[np.ix_(index, index)] @ back):
+            return scaled, math.nan
+        if linear.is_hidden:
+            return scaled, math.inf
+        mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
+        try:
+            mixture, distance = bent(
+                mixture, index, self._scoring.moved, linear, whitening, generator
+            )
+        except FAILURES as error:
+            LOG.info("The likelihood is taken to second order: %s", error)
+            return scaled, math.inf
+        return Mixture(mixture.locs / unit, mixture.scales / unit[:, None]), distance
+
+    def expected(self, third_order: float) -> ExpectedScore | None:
+        """Returns the expected score, where the third order is not enough and it is exact.
+
+        Args:
+          third_order: See `Checks.third_order`.
+        """
+        scoring, place = self._scoring, self._linear.place
+        # Chances of outcomes of few values are exact, however far parameters are.
+        if not third_order > MOST_THIRD_ORDER or scoring.likelihood.num_twins:
+            return None
+        scores, unit = scoring.moved, self._unit[scoring.pairing.index]
+        try:
+            scores.start(self._whitening.T @ place, self._whitening)
+            return ExpectedScore(scores, place, self._whitening, unit)
+        except FAILURES as error:
+            LOG.info("The likelihood is taken to third order: %s", error)
+            return None
 
 
 def _checks(

@@ -24,6 +24,9 @@ Straightened = Callable[[np.ndarray], tuple[np.ndarray, Callable[[np.ndarray], n
 _CHAINS_OF_EACH = 4
 _CHAINS = 32
 _KEPT = 8
+# Steps of chains and how many of their states are kept, in each stage; and for costly maps.
+_STAGES = ((60, 4), (60, 4), (100, _KEPT))
+_FEW_STAGES = ((30, 4), (50, 2 * _KEPT))
 # Standard deviation of a kernel over that of all draws.
 _BANDWIDTH = 0.25
 # Distances of the kernels' means over those of the draws.
@@ -215,6 +218,8 @@ def sampled_mixture(
     start: np.ndarray,
     generator: np.random.Generator,
     straight: Straightened | None = None,
+    *,
+    is_costly: bool = False,
 ) -> Mixture:
     """Returns the posterior under any prior: kernels at HMC draws.
 
@@ -226,9 +231,11 @@ def sampled_mixture(
       start: Points of which some are the chains' starts, shape [n, D].
       generator: The source of random numbers.
       straight: Where the likelihood is linear, if that is not in its coordinates.
+      is_costly: Whether that takes long: then there are fewer chains and steps.
     """
     num = len(likelihood.precisions)
-    chains = np.tile(np.arange(num), max(1, _CHAINS_OF_EACH * 32 // num))
+    num_chains = _CHAINS if is_costly else _CHAINS_OF_EACH * 32
+    chains = np.tile(np.arange(num), max(1, num_chains // num))
     precisions, linear = likelihood.precisions[chains], likelihood.linear[chains]
     index = likelihood.index
 
@@ -250,7 +257,7 @@ def sampled_mixture(
     # A root of the covariance.
     root = np.diag(1.0 / np.sqrt(precision))
     kept = x[None]
-    for num_steps, keep in ((60, 4), (60, 4), (100, _KEPT)):
+    for num_steps, keep in _FEW_STAGES if is_costly else _STAGES:
         kept = _whitened_chains(
             log_density, kept[-1], root, generator, num_steps=num_steps, num_leapfrogs=6, keep=keep
         )

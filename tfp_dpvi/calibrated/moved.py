@@ -7,11 +7,12 @@ whose parameters are others, is what their slope says on the way there alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from tfp_dpvi import _random
-from tfp_dpvi._tf import Structure, function_of_model, tf
+from tfp_dpvi._tf import Structure, function_of_model, map_apart, tf
 from tfp_dpvi.bayes.model import as_event
 from tfp_dpvi.calibrated.centred import RecordWeights
 from tfp_dpvi.calibrated.scored import NUM_TWINS, ScoredLikelihood
@@ -47,6 +48,8 @@ class MovedScores:
         self._score = function_of_model(self._scores)
         self._tilt = function_of_model(self._tilted)
         self._slope = function_of_model(self._slopes)
+        self._mean = function_of_model(self._means)
+        self._pull = function_of_model(self._pulled)
 
     def start(self, theta: np.ndarray, whitening: np.ndarray) -> None:
         """Computes the scores at a point.
@@ -97,12 +100,31 @@ class MovedScores:
         Returns:
           Array of shape [m].
         """
-        dtype = self._likelihood.dtype
-        usable = tf.constant(self._usable)
+        return self._found(self._tilt, truths, tilts)
+
+    def means(self, truths: np.ndarray) -> np.ndarray:
+        """Returns the mean centred score of a record for each of several truths, shape [m, d].
+
+        Args:
+          truths: Coordinates that outcomes follow, shape [m, d].
+        """
+        return self._found(self._mean, truths)
+
+    def pulled(self, truths: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """Returns gradients in truths, of those in their `means`; both have shape [m, d].
+
+        Args:
+          truths: Coordinates that outcomes follow, shape [m, d].
+          gradients: The gradients in the means.
+        """
+        return self._found(self._pull, truths, gradients)
+
+    def _found(self, function: Callable[..., tf.Tensor], *arguments: np.ndarray) -> np.ndarray:
+        """Returns what a traced function says of the scores."""
         weights = np.where(self._usable, self.weights, 0.0)
-        arrays = (truths, tilts, self.psi, weights, self._start)
-        parts = [tf.constant(part, dtype) for part in arrays]
-        found: np.ndarray = self._tilt(*parts, usable, *self._records).numpy()
+        arrays = (*arguments, self.psi, weights, self._start)
+        parts = [tf.constant(part, self._likelihood.dtype) for part in arrays]
+        found: np.ndarray = function(*parts, tf.constant(self._usable), *self._records).numpy()
         return found.astype(np.float64)
 
     def derivative(self, values: np.ndarray) -> np.ndarray:
@@ -142,6 +164,27 @@ class MovedScores:
             return tf.reduce_sum(tilted) / tf.reduce_sum(ratios)
 
         return tf.map_fn(one, (truths, tilts), fn_output_signature=psi.dtype)
+
+    def _means(
+        self,
+        truths: tf.Tensor,
+        psi: tf.Tensor,
+        weights: tf.Tensor,
+        start: tf.Tensor,
+        usable: tf.Tensor,
+        x: Structure,
+        outcomes: Structure,
+    ) -> tf.Tensor:
+        vectors = self._likelihood.vectors_at(truths)
+        logs = map_apart(lambda vector: self._log_densities(vector, x, outcomes), vectors) - start
+        logs = tf.where(usable & ~tf.math.is_nan(logs), tf.minimum(logs, _MOST_LOG), 0.0)
+        return tf.linalg.matmul(weights * tf.math.expm1(logs), psi)
+
+    def _pulled(self, truths: tf.Tensor, gradients: tf.Tensor, *rest: Structure) -> tf.Tensor:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(truths)
+            total = tf.reduce_sum(gradients * self._means(truths, *rest))
+        return tape.gradient(total, truths)
 
     def _slopes(
         self,

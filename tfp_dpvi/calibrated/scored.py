@@ -140,6 +140,12 @@ class ScoredLikelihood:
         theta = tf.convert_to_tensor(theta, self.dtype)
         return tf.tensor_scatter_nd_update(self._middle, index, theta)
 
+    def vectors_at(self, thetas: tf.Tensor) -> tf.Tensor:
+        """Returns all coordinates, shape [m, D], of those that the likelihood reads, [m, d]."""
+        index = self.pairing.index[:, None]
+        middle = tf.tile(self._middle[:, None], [1, tf.shape(thetas)[0]])
+        return tf.transpose(tf.tensor_scatter_nd_update(middle, index, tf.transpose(thetas)))
+
     def scores(
         self,
         vector: tf.Tensor,

@@ -1,0 +1,96 @@
+"""The expected score far from where it was released: against closed forms and exact posteriors."""
+
+import numpy as np
+import pytest
+import scipy.special
+from support.scoring import Fits
+
+from tfp_dpvi._tf import tf, tfd
+from tfp_dpvi.bayes.model import BayesianModel
+from tfp_dpvi.calibrated import centred_fit
+from tfp_dpvi.calibrated.expected import ExpectedScore
+from tfp_dpvi.calibrated.mixture import LinearLikelihood, sampled_mixture
+from tfp_dpvi.calibrated.moved import MovedScores
+from tfp_dpvi.calibrated.pairing import Pairing
+from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.data import make_records
+
+PLACE = 0.8
+UNIT = 2.0
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Of equal records with a chance of `expit(w)`, taken at w = .8."""
+    prior = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, UNIT)})
+    model = BayesianModel(prior, lambda params, x: tfd.Bernoulli(logits=x[:, 0] * params["w"]))
+    x = np.ones([300, 1], np.float32)
+    records = make_records(
+        x[:2], np.array([0, 1], np.int32), None, dtype=model.dtype, validate=True
+    )
+    scoring = Scoring(Pairing(model, records, log_scales=True), x, may_widen=False)
+    scores, whitening = MovedScores(scoring.likelihood), np.array([[0.1]])
+    scores.start(np.array([PLACE]), whitening)
+    return ExpectedScore(scores, np.array([PLACE / 0.1]), whitening, np.array([UNIT]))
+
+
+def straight(w):
+    chance = scipy.special.expit(PLACE)
+    return PLACE + (scipy.special.expit(w) - chance) / (chance * (1.0 - chance))
+
+
+def test_points_have_the_mean_score_of_their_parameters(expected):
+    w = np.array([-30.0, -2.0, PLACE, 3.0, 30.0])
+    points, pull_back = expected(w[:, None] / UNIT)
+    np.testing.assert_allclose(UNIT * points[:, 0], straight(w), rtol=1e-4, atol=1e-5)
+    slopes = (straight(w + 1e-4) - straight(w - 1e-4)) / 2e-4
+    np.testing.assert_allclose(pull_back(np.ones([5, 1]))[:, 0], slopes, rtol=1e-3, atol=1e-5)
+
+
+def test_the_posterior_of_a_score_under_much_noise_is_the_exact_one(expected):
+    """Under a straight line its mean is .86 standard deviations off, and it is .4 as wide."""
+    sd = 0.4 / UNIT
+    score = 2.2 / UNIT
+    likelihood = LinearLikelihood(
+        np.array([0]), np.full([32, 1, 1], sd**-2.0), np.full([32, 1], score * sd**-2.0)
+    )
+    start = np.random.default_rng(1).normal(size=(64, 1))
+    found = sampled_mixture(
+        likelihood,
+        lambda x: (-0.5 * np.sum(x**2, axis=1), -x),
+        start,
+        np.random.default_rng(0),
+        expected,
+        is_costly=True,
+    )
+    grid = np.linspace(-6.0, 6.0, 4001)
+    logs = -0.5 * grid**2 - 0.5 * ((straight(UNIT * grid) / UNIT - score) / sd) ** 2
+    weights = np.exp(logs) / np.sum(np.exp(logs))
+    mean = weights @ grid
+    exact_sd = np.sqrt(weights @ (grid - mean) ** 2)
+    line = score * sd**-2.0 / (1.0 + sd**-2.0)
+    assert abs(line - mean) > 0.5 * exact_sd
+    # 512 draws of 32 chains: a standard error of .06.
+    assert found.mean[0] == pytest.approx(mean, abs=0.25 * exact_sd)
+    assert found.covariance[0, 0] ** 0.5 == pytest.approx(exact_sd, rel=0.2)
+
+
+def test_a_fit_that_noise_hides_takes_it(monkeypatch):
+    generator = np.random.default_rng(0)
+    taken = []
+
+    def recorded(*arguments):
+        taken.append(ExpectedScore(*arguments))
+        return taken[-1]
+
+    monkeypatch.setattr(centred_fit, "ExpectedScore", recorded)
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 6)})
+    x = generator.normal(size=(200, 6)).astype("float32")
+    y = (generator.random(200) < scipy.special.expit(x.sum(axis=1))).astype("int32")
+    fits = Fits(prior, lambda p, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, p["w"])), x, y, x)
+    posterior = fits.posterior(fits.run(x, y, seed=0))
+    assert len(taken) == 1
+    assert np.isnan(posterior.checks.third_order)
+    draws = posterior.distribution.sample(500, seed=[0, 1])["w"].numpy()
+    assert np.isfinite(draws).all()
+    assert 0.2 < draws.std(axis=0).mean() < 1.1

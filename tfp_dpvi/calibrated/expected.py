@@ -1,0 +1,56 @@
+"""The expected score as a function of the parameters, where no straight line is near it.
+
+Noise may hide so much that the posterior is nearly the prior in most directions. Over its width a
+score is not linear: outcomes of few values have chances between 0 and 1, so that scores level off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tfp_dpvi.calibrated.moved import MovedScores
+
+
+class ExpectedScore:
+    """A map of parameters to points in which scores are linear.
+
+    With m(theta) the mean score of a record at public inputs, if outcomes follow theta, and G its
+    slope at the place of the released score, a point is `place + G^-1 m(theta)`: the identity to
+    first order there. The slope of the private scores is released, and multiplies it.
+
+    Args:
+      scores: The scores at public inputs, at the released score's place.
+      place: The parameters there, in whitened coordinates, shape [d].
+      whitening: W, shape [d, d].
+      unit: The units of the coordinates that the map takes, shape [d].
+
+    Raises:
+      np.linalg.LinAlgError: Scores at public inputs have no slope in some direction.
+    """
+
+    def __init__(
+        self, scores: MovedScores, place: np.ndarray, whitening: np.ndarray, unit: np.ndarray
+    ) -> None:
+        self._scores = scores
+        self._unit = unit
+        theta = whitening.T @ place
+        size = len(place)
+        self._start = theta / unit
+        slope = scores.pulled(np.tile(theta, [size, 1]), np.eye(size)) * unit
+        self._inverse = np.linalg.inv(slope)
+
+    def __call__(self, read: np.ndarray) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+        """Returns points in which scores are linear, and the map of gradients back from there.
+
+        Args:
+          read: Coordinates that the likelihood reads, shape [n, d].
+        """
+        truths = read * self._unit
+        moved = self._start + self._scores.means(truths) @ self._inverse.T
+
+        def pull_back(gradient: np.ndarray) -> np.ndarray:
+            return self._scores.pulled(truths, gradient @ self._inverse) * self._unit
+
+        return moved, pull_back
