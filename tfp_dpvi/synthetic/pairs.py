@@ -32,8 +32,8 @@ TARGET_WEIGHT = 2.0
 Triples tell these pairs anew, and need no such weight.
 """
 
-_CLEAR = 2.0
-"""Triples are counted if their cells expect so many standard deviations of the noise on average.
+_CLEAR = 1.0
+"""Triples are counted if a cell expects so many standard deviations of the noise on average.
 
 Chosen on public tables (Adult, randhie, fair).
 """

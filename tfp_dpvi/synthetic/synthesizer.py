@@ -75,11 +75,11 @@ class Synthesizer:
     and `save` and `Synthesizer.load` keep model and ledger in one file.
 
     `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with
-    `bins=16`), then noisy counts of all pairs of columns. Variational inference that models the
-    noise fits the mixture to these counts. `.model` has the posterior of this mixture, whose prior
-    and likelihood are `dpvi.synthetic.make_prior` and `make_likelihood`, and `.model.probable` the
-    mean of the most probable mixtures from four starts, of which `sample` draws. Defaults were
-    chosen on public data (Adult).
+    `bins=16`), then noisy counts of all pairs of columns, or of triples with a `target`.
+    Variational inference that models the noise fits the mixture to these counts. `.model` has the
+    posterior of this mixture, whose prior and likelihood are `dpvi.synthetic.make_prior` and
+    `make_likelihood`, and `.model.probable` the mean of the most probable mixtures from four
+    starts, of which `sample` draws. Defaults were chosen on public data (Adult).
 
     Args:
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
