@@ -178,7 +178,7 @@ def test_triples_are_counted_where_the_noise_allows_it():
     for noise in (0.0, 1.0):
         assert pairs.where_clear(10_000, noise).within == 2
     assert pairs.where_clear(10_000, 1e6) == pairs
-    assert pairs.where_clear(10, 1.0) == pairs
+    assert pairs.where_clear(5, 1.0) == pairs
     assert 0.5 < pairs.where_clear(10_000, 1.0).norm / math.sqrt(10.0) <= 1.0
     for target in (None, 0, 3):
         other = Pairs(Segments.of(TABLE), target)
