@@ -3,10 +3,10 @@
     python examples/synthetic_adult.py [--epsilon 1] [--delta 1e-5] [--repeats 1] [--sets 5] [--quick]
                                        [--output outputs/synthetic_adult]
 
-A mixture is fitted to noisy counts of all pairs of columns of the 32,561 training records of UCI Adult, and tables are sampled
-from it, each from its own posterior draw. A plain logistic regression is trained on them and tested on the 16,281 real test
-records, and compared with one trained on synthetic records of the same mixture without privacy and one trained on the real
-records. Pictures show the columns' marginals and the dependence of pairs of columns.
+A mixture is fitted to noisy counts of all pairs of columns of the 32,561 training records of UCI Adult, within each level of the
+income label, and tables are sampled from it, each from its own posterior draw. A plain logistic regression is trained on them and
+tested on the 16,281 real test records, and compared with one trained on synthetic records of the same mixture without privacy and
+one trained on the real records. Pictures show the columns' marginals and the dependence of pairs of columns.
 
 The description of the table is public: bounds and categories come from the code book. A private histogram chooses bins within
 the same budget; comparisons and classifiers use public round numbers (`measured_by`). Two attributes are left out: fnlwgt, the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import random
 
 import numpy as np
 import pytest
@@ -426,3 +427,31 @@ def test_a_heap_beside_a_wide_end_is_no_density(heap):
     mean = exact(Schema({"x": column}), {"x": x}).mean("x")
     assert abs(mean.estimate[0] - x.mean()) < 2.0 * mean.standard_error[0]
     assert mean.model[0] < 1.0
+
+
+def test_estimates_from_triples_know_that_a_pair_is_a_sum_of_two_noisy_counts():
+    """Of 400 releases the deviation of an estimate is off by 3.5 % (one standard deviation): 15 % is four of them.
+
+    Without the factor sqrt(2) that of a correlation of two other columns would be off by 29 %.
+    """
+    generator = np.random.default_rng(random.getrandbits(32))
+    schema = Schema({name: Binary() for name in ("one", "other", "ill")})
+    one, other = generator.integers(0, 2, [2, NUM])
+    codes = np.stack([one, np.where(generator.random(NUM) < 0.4, one, other), other], axis=1)
+    pairs = Pairs(Segments.of(schema), 2, triples=True)
+    counts = pairs.counts(codes)
+    found = []
+    for _ in range(400):
+        noise = 20.0 * generator.normal(size=counts.shape)
+        estimates = Estimates(schema, NoisyPairs.of(pairs, counts + noise, 20.0, NUM))
+        found.append(
+            [
+                estimates.correlation("one", "other"),
+                estimates.correlation("other", "ill"),
+                estimates.regression("ill", ["one", "other"]),
+            ]
+        )
+    for several in zip(*found, strict=True):
+        deviations = np.std([part.estimate for part in several], axis=0)
+        stated = np.mean([part.noise for part in several], axis=0)
+        np.testing.assert_allclose(stated, deviations, rtol=0.15)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -452,6 +453,29 @@ def test_a_plan_has_the_noise_of_the_fit():
     synthesizer = Synthesizer(schema, 1).fit(data, epsilon=2.0, delta=1e-5, ledger=ledger, steps=1)
     last = synthesizer.privacy_report().releases[-1]
     assert plan.deviation == pytest.approx(last["noise_multiplier"] * np.sqrt(3.0), rel=0.01)
+
+
+def test_a_plan_says_that_pairs_are_counted_within_the_target():
+    """A pair's own counts have the noise of two then; the fit says the same."""
+    schema = Schema({"a": Binary(), "b": Integer(0, 99), "c": Integer(0, 99), "ill": Binary()})
+    assert Synthesizer.plan(schema, 5000, 2.0).target is None
+    assert "within each level" not in str(Synthesizer.plan(schema, 5000, 2.0))
+    plan = Synthesizer.plan(schema, 5000, 2.0, 1e-5, target="ill")
+    assert plan.target == "ill"
+    wide = np.sqrt(2.0) * plan.deviation
+    assert f"within each level of 'ill': their own counts have noise of sd {wide:.3g}" in str(plan)
+    # A cell of b and c expects 19.5 records.
+    for deviation, drowned, otherwise in ((13.0, 0, 0), (14.0, 1, 0), (20.0, 1, 1)):
+        noisy = dataclasses.replace(plan, deviation=deviation)
+        assert len(noisy.drowned_pairs) == drowned
+        assert len(dataclasses.replace(noisy, target=None).drowned_pairs) == otherwise
+    assert Synthesizer.plan(schema, 50, 0.5, target="ill").target is None
+    generator = np.random.default_rng(0)
+    data = {name: generator.integers(0, 2, 5000) for name in schema.names}
+    made = Synthesizer(schema, 1, target="ill").fit(data, epsilon=2.0, delta=1e-5, steps=1)
+    last = made.privacy_report().releases[-1]
+    assert plan.deviation == pytest.approx(last["noise_multiplier"] * np.sqrt(10.0), rel=0.01)
+    assert "within each level of 'ill'" in last["purpose"]
 
 
 def test_a_fit_of_noise_warns_and_gives_no_advice_on_bounds():

@@ -27,14 +27,25 @@ budget, would weigh so much that all other cells fit badly. Chosen on public tab
 """
 
 TARGET_WEIGHT = 2.0
-"""Relative precision of the counts of pairs with the target; chosen on public data (Adult)."""
+"""Relative precision of the counts of pairs with the target; chosen on public data (Adult).
+
+Triples tell these pairs anew, and need no such weight.
+"""
+
+_CLEAR = 1.0
+"""Triples are counted if a cell expects so many standard deviations of the noise on average.
+
+Chosen on public tables (Adult, randhie, fair).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
     """The counts of each column's levels and of each pair of columns' levels.
 
-    A missing value is a level.
+    A missing value is a level. Triples are counts of pairs within each of a target's two levels:
+    those within the first are above the diagonal, where all are without triples, and those within
+    the second below.
 
     ```python
     >>> import numpy as np
@@ -48,10 +59,13 @@ class Pairs:
     Attributes:
       segments: The layout of the columns' levels.
       target: Index of a column whose pairs have more weight, or None.
+      triples: Whether pairs of other columns are counted within each level of the target, if it has
+        two. Then its own pairs have no more weight.
     """
 
     segments: Segments
     target: int | None = None
+    triples: bool = False
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -63,16 +77,52 @@ class Pairs:
     @property
     def norm(self) -> float:
         """The l2 norm of one record's contribution to `counts`."""
-        return float(np.sqrt(sum(weight**2 for _, _, weight, _, _ in self._blocks())))
+        blocks = self._blocks()
+        # A record is within one of the target's levels.
+        return float(np.sqrt(sum(weight**2 for i, j, weight, _, _ in blocks if i <= j)))
+
+    @property
+    def within(self) -> int | None:
+        """The column within whose two levels pairs of others are counted, or None."""
+        binary = [place for place, size in enumerate(self.sizes) if size == 2]
+        others = len(self.sizes) > 2
+        return self.target if self.triples and others and self.target in binary else None
+
+    def is_split(self, first: int, second: int) -> bool:
+        """Returns whether two columns are counted within each level of the target.
+
+        Args:
+          first: The place of a column.
+          second: The place of another one, or the same.
+        """
+        return first != second and self.within not in (None, first, second)
+
+    def where_clear(self, num_records: int, deviation: float) -> Pairs:
+        """Returns these pairs, with triples if the noise allows them: a rule that reads no records.
+
+        Args:
+          num_records: The public number of records.
+          deviation: The standard deviation of the noise without triples.
+        """
+        triples = dataclasses.replace(self, triples=True)
+        if triples.within is None:
+            return self
+        others = self.sizes[: triples.within] + self.sizes[triples.within + 1 :]
+        cells = np.mean([2.0 * i * j for i, j in itertools.combinations(others, 2)])
+        least = _CLEAR * deviation * triples.norm / self.norm
+        return triples if num_records > least * cells else self
 
     def _blocks(self) -> Iterator[tuple[int, int, float, slice, slice]]:
         ends = np.cumsum(self.sizes)
         slices = [
             slice(int(end) - size, int(end)) for end, size in zip(ends, self.sizes, strict=True)
         ]
+        heavy = self.target if self.within is None else None
         for i, j in itertools.combinations_with_replacement(range(len(self.sizes)), 2):
-            weight = TARGET_WEIGHT if i != j and self.target in (i, j) else 1.0
+            weight = TARGET_WEIGHT if i != j and heavy in (i, j) else 1.0
             yield i, j, weight, slices[i], slices[j]
+            if self.is_split(i, j):
+                yield j, i, weight, slices[j], slices[i]
 
     def weights(self) -> np.ndarray:
         """Returns the weight of each pair of levels, float64 [levels, levels].
@@ -92,16 +142,21 @@ class Pairs:
 
         #### Formal guarantee
 
-        A record adds each pair's weight to one entry: a non-negative vector of l2 norm `norm`.
+        A record adds each pair's weight to one entry, of triples to that within its level of the
+        target: a non-negative vector of l2 norm `norm`.
         """
         counts = np.zeros([sum(self.sizes)] * 2)
         places = [
             np.where(code == MISSING, size - 1, code)
             for code, size in zip(codes.T, self.sizes, strict=True)
         ]
+        within = self.within
         for i, j, weight, rows, columns in self._blocks():
             shape = self.sizes[i], self.sizes[j]
-            counted = np.bincount(places[i] * shape[1] + places[j], minlength=shape[0] * shape[1])
+            cells = places[i] * shape[1] + places[j]
+            if within is not None and self.is_split(i, j):
+                cells = cells[places[within] == (i > j)]
+            counted = np.bincount(cells, minlength=shape[0] * shape[1])
             counts[rows, columns] = weight * counted.reshape(shape)
         return counts
 
@@ -121,8 +176,22 @@ class Pairs:
                 else tf.concat([part * there[..., :1], there[..., 1:]], axis=-1)
             )
         table, weights = tf.concat(list(parts.values()), axis=-1), tf.nn.softmax(params["weights"])
-        joint = tf.matmul(table * weights[..., tf.newaxis], table, transpose_a=True)
-        return tf.linalg.set_diag(joint, tf.linalg.matvec(table, weights, transpose_a=True))
+        single = tf.linalg.matvec(table, weights, transpose_a=True)
+        if self.within is None:
+            joint = tf.matmul(table * weights[..., tf.newaxis], table, transpose_a=True)
+            return tf.linalg.set_diag(joint, single)
+        chances = tf.unstack(parts[self.within], num=2, axis=-1)
+        # Within a level of the target, its own pairs with a column are that column's levels.
+        parts[self.within] = tf.ones_like(parts[self.within])
+        table = tf.concat(list(parts.values()), axis=-1)
+        first, second = (
+            tf.matmul(table * (weights * chance)[..., tf.newaxis], table, transpose_a=True)
+            for chance in chances
+        )
+        below = np.tril(self.weights(), -1) > 0.0
+        place = sum(self.sizes[: self.within]) + 1
+        below[place], below[:, place] = True, True
+        return tf.linalg.set_diag(tf.where(below, second, first), single)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +242,7 @@ class NoisyPairs:
         counted = weights > 0.0
         return {
             "target": self.pairs.target,
+            "triples": self.pairs.triples,
             "num_records": self.num_records,
             "deviation": float(self.deviations[counted][0] * weights[counted][0]),
             "counts": self.counts[counted],
@@ -190,10 +260,12 @@ class NoisyPairs:
           ValueError: The counts are of another schema.
         """
         names = ("target", "num_records", "deviation", "counts")
-        config = check.fields("the file's counts", config, needed=names, known=names)
+        config = check.fields("the file's counts", config, needed=names, known=(*names, "triples"))
         deviation = check.non_negative("deviation", config["deviation"])
         num = check.count("num_records", config["num_records"], 1)
-        pairs = Pairs(Segments.of(schema), config["target"])
+        # Former files have no triples.
+        triples = config.get("triples", False) is True
+        pairs = Pairs(Segments.of(schema), config["target"], triples)
         weights, counts = pairs.weights(), config["counts"]
         counted = weights > 0.0
         if np.shape(counts) != (int(counted.sum()),) or not np.isfinite(counts).all():
@@ -212,6 +284,8 @@ class NoisyPairs:
     def table(self, first: int, second: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the noisy counts of two columns' levels and the deviations of their noise.
 
+        Where triples were counted, those of pairs without the target are sums of two noisy counts.
+
         Args:
           first: The place of a column.
           second: The place of another one.
@@ -226,7 +300,11 @@ class NoisyPairs:
         rows, columns = (
             slice(sum(sizes[:place]), sum(sizes[: place + 1])) for place in (first, second)
         )
-        return self.counts[rows, columns], self.deviations[rows, columns]
+        counts, deviations = self.counts[rows, columns], self.deviations[rows, columns]
+        if self.pairs.is_split(first, second):
+            counts = counts + self.counts[columns, rows].T
+            deviations = np.hypot(deviations, self.deviations[columns, rows].T)
+        return counts, deviations
 
     def log_likelihood(self, params: Params) -> tf.Tensor:
         """Returns the log-likelihood of mixtures up to a constant.

@@ -48,6 +48,8 @@ def releases_of(schema: Schema, pairs: Pairs) -> list[tuple[str, float, float]]:
     purpose = f"counts of levels of {num} columns and of their pairs"
     if num == 1:
         purpose = "counts of 1 column"
+    if pairs.within is not None:
+        purpose += f", those of others within each level of {schema.names[pairs.within]!r}"
     return [*first, (purpose, pairs.norm, 1.0 - SHARE * len(first))]
 
 
@@ -72,6 +74,8 @@ class TablePlan:
       delta: The delta of the budget.
       sufficient_epsilon: An epsilon at which no column drowns; None if it was not sought, or none
         up to 100 is enough.
+      target: The column within whose two levels pairs of others are counted, so that their own
+        counts are sums of two noisy ones; None without such triples.
     """
 
     num_records: int
@@ -80,6 +84,7 @@ class TablePlan:
     epsilon: float | None = None
     delta: float | None = None
     sufficient_epsilon: float | None = None
+    target: str | None = None
 
     @property
     def expected(self) -> dict[str, float]:
@@ -94,11 +99,13 @@ class TablePlan:
 
     @property
     def drowned_pairs(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of columns whose cells expect fewer records than one deviation of the noise."""
+        """The pairs whose cells expect fewer records than one deviation of their noise."""
+        wide = 1.0 if self.target is None else math.sqrt(2.0)
         return tuple(
             (one, other)
             for one, other in itertools.combinations(self.levels, 2)
-            if self.num_records / (self.levels[one] * self.levels[other]) < self.deviation
+            if self.num_records / (self.levels[one] * self.levels[other])
+            < self.deviation * (1.0 if self.target in (one, other) else wide)
         )
 
     @property
@@ -160,6 +167,11 @@ class TablePlan:
             f"  {len(self.drowned_pairs)} of {num} pair(s) whose cells expect fewer records than "
             "the noise, and whose dependence is learned in part."
         )
+        if self.target is not None:
+            lines.append(
+                f"  pairs of other columns are counted within each level of {self.target!r}: their "
+                f"own counts have noise of sd {math.sqrt(2.0) * self.deviation:.3g}."
+            )
         return "\n".join([*lines, *filter(None, [self.advice])])
 
 

@@ -44,11 +44,13 @@ class _Paid:
 
     Attributes:
       settings: The settings of the fit, with a digest of the records.
+      pairs: What it counts last.
       plans: The plans of its releases.
       released: Its releases so far.
     """
 
     settings: tuple[Any, ...] = ()
+    pairs: Pairs = dataclasses.field(default_factory=lambda: Pairs(Segments((), ())))
     plans: Sequence[PrivacyPlan] = ()
     released: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -73,17 +75,20 @@ class Synthesizer:
     and `save` and `Synthesizer.load` keep model and ledger in one file.
 
     `fit` releases, from one budget, histograms of the columns whose levels it chooses (numbers with
-    `bins=16`), then noisy counts of all pairs of columns. Variational inference that models the
-    noise fits the mixture to these counts. `.model` has the posterior of this mixture, whose prior
-    and likelihood are `dpvi.synthetic.make_prior` and `make_likelihood`, and `.model.probable` the
-    mean of the most probable mixtures from four starts, of which `sample` draws. Defaults were
-    chosen on public data (Adult).
+    `bins=16`), then noisy counts of all pairs of columns, or of triples with a `target`.
+    Variational inference that models the noise fits the mixture to these counts. `.model` has the
+    posterior of this mixture, whose prior and likelihood are `dpvi.synthetic.make_prior` and
+    `make_likelihood`, and `.model.probable` the mean of the most probable mixtures from four
+    starts, of which `sample` draws. Defaults were chosen on public data (Adult).
 
     Args:
       schema: The public description of the columns, a `Schema` or what `Schema.from_dict` takes.
       num_components: The number K of components; under a small budget, some stay small or alike.
-      target: A column that the synthetic records should predict: its pairs are counted twice as
-        precisely, and components are initially spread over its levels. None for no such column.
+      target: A column that the synthetic records should predict, over whose levels components are
+        initially spread. If it has two, and the noise allows it, pairs of other columns are counted
+        within each: from such triples records predict it better, but the noise of these pairs is
+        sqrt(2) times as large. Otherwise its own pairs are counted twice as precisely. None where
+        all columns matter alike.
       rules: What synthetic records keep, such as `dpvi.synthetic.AtMost("admitted", "discharged")`
         or `OnlyWhere("pregnant", [1], {"sex": ["F"]})`: public knowledge, which the records obey.
         Of two equal columns, describe one and copy it. `estimate` knows nothing of rules.
@@ -96,7 +101,7 @@ class Synthesizer:
 
     #### Formal guarantee
 
-    Every release is reserved in the ledger before it happens (contract 6). Histograms and pairs
+    Every release is reserved in the ledger before it happens (contract 6). Histograms and counts
     have Gaussian noise calibrated to the norm of a record's contribution (`Pairs.counts`,
     `histograms`); all else is post-processing. Names, order and dtypes of columns and the number of
     records (unless `num_records` is declared) are considered public; the check of values against
@@ -176,7 +181,10 @@ class Synthesizer:
 
         def at(budget: float) -> planning.TablePlan:
             plan = plan_counts(listed, epsilon=budget, delta=delta, num_records=num)[-1]
-            return planning.TablePlan(num, levels, plan.deviation, budget, delta)
+            chosen = pairs.where_clear(num, plan.deviation)
+            deviation = plan.deviation * chosen.norm / pairs.norm
+            within = None if chosen.within is None else target
+            return planning.TablePlan(num, levels, deviation, budget, delta, target=within)
 
         plan = at(epsilon)
         low, high = epsilon, epsilon
@@ -291,11 +299,13 @@ class Synthesizer:
         """Fits the model to noisy counts of pairs, and describes it by the chosen levels."""
         names, model = self.schema.names, self.model
         target = None if self.target is None else names.index(self.target)
-        pairs = Pairs(Segments.of(model.schema), target)
         if not self._paid.released:
-            listed = planning.releases_of(self.schema, pairs)
+            pairs = Pairs(Segments.of(model.schema), target)
+            plan = releases.plans(planning.releases_of(self.schema, pairs), num)[-1]
+            self._paid.pairs = pairs.where_clear(num, plan.deviation)
+            listed = planning.releases_of(self.schema, self._paid.pairs)
             self._paid.plans = releases.plans(listed, num)
-        plan = self._paid.plans[-1]
+        pairs, plan = self._paid.pairs, self._paid.plans[-1]
         expected = planning.TablePlan(
             num, dict(zip(names, pairs.sizes, strict=True)), plan.deviation
         )
