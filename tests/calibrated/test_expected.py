@@ -47,6 +47,38 @@ def test_points_have_the_mean_score_of_their_parameters(expected):
     np.testing.assert_allclose(pull_back(np.ones([5, 1]))[:, 0], slopes, rtol=1e-3, atol=1e-5)
 
 
+def test_collinear_columns_are_as_they_are():
+    """Of two equal columns the sum alone has a score; points differ as the parameters do."""
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, UNIT), 2)})
+    model = BayesianModel(
+        prior, lambda params, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, params["w"]))
+    )
+    x = np.ones([300, 2], np.float32)
+    records = make_records(
+        x[:2], np.array([0, 1], np.int32), None, dtype=model.dtype, validate=True
+    )
+    scoring = Scoring(Pairing(model, records, log_scales=True), x, may_widen=False)
+    scores, whitening = MovedScores(scoring.likelihood), np.array([[0.1, 0.0], [0.03, 0.2]])
+    place = np.array([PLACE / 2.0, PLACE / 2.0])
+    scores.start(place, whitening)
+    expected = ExpectedScore(
+        scores, np.linalg.solve(whitening.T, place), whitening, np.array([UNIT, UNIT])
+    )
+    w = np.array([[3.0, -1.0], [-4.0, -2.0], [0.4, 0.4]])
+    points, pull_back = expected(w / UNIT)
+    # What the released score says is of the sum.
+    np.testing.assert_allclose(UNIT * points.sum(axis=1), straight(w.sum(axis=1)), rtol=1e-3)
+    assert np.abs(points).max() < 10.0
+    gradient = np.array([[1.0, 0.3]] * 3)
+    slopes = [
+        ((expected((w + step) / UNIT)[0] - expected((w - step) / UNIT)[0]) * gradient).sum(axis=1)
+        for step in 1e-2 * np.eye(2)
+    ]
+    np.testing.assert_allclose(
+        pull_back(gradient), np.stack(slopes, axis=1) / 2e-2 * UNIT, rtol=2e-2, atol=2e-3
+    )
+
+
 def test_the_posterior_of_a_score_under_much_noise_is_the_exact_one(expected):
     """Under a straight line its mean is .86 standard deviations off, and it is .4 as wide."""
     sd = 0.4 / UNIT

@@ -397,7 +397,7 @@ def posterior_of(
         start = scaled.sample(256, generator)
         bend = _Bend(scoring, curvatures, whitening, unit)
         scaled, third_order = bend.bent(scaled, generator)
-        expected = bend.expected(third_order)
+        expected = bend.expected(third_order) if is_normal else None
         if expected is not None:
             third_order = math.nan if bend.is_like else math.inf
             scaled = mixtures.sampled_mixture(
