@@ -8,6 +8,7 @@ from support.scoring import Fits
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated import centred_fit
+from tfp_dpvi.calibrated.diagonal import MOST_DENSE
 from tfp_dpvi.calibrated.expected import ExpectedScore
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, sampled_mixture
 from tfp_dpvi.calibrated.moved import MovedScores
@@ -102,9 +103,40 @@ def test_the_posterior_of_a_score_under_much_noise_is_the_exact_one(expected):
     exact_sd = np.sqrt(weights @ (grid - mean) ** 2)
     line = score * sd**-2.0 / (1.0 + sd**-2.0)
     assert abs(line - mean) > 0.5 * exact_sd
-    # 512 draws of 32 chains: a standard error of .06.
+    # 512 draws of 64 chains: a standard error of .06.
     assert found.mean[0] == pytest.approx(mean, abs=0.25 * exact_sd)
     assert found.covariance[0, 0] ** 0.5 == pytest.approx(exact_sd, rel=0.2)
+
+
+def test_a_slope_that_is_not_finite_is_refused():
+    """A density of 0 at a public input has a gradient that is not a number."""
+    prior = tfd.JointDistributionNamed({"w": tfd.Normal(0.0, 1.0)})
+    model = BayesianModel(prior, lambda p, x: tfd.Bernoulli(probs=tf.sigmoid(x[:, 0] * p["w"])))
+    x = np.array([[1.0]] * 299 + [[-3e3]], np.float32)
+    records = make_records(
+        x[:2], np.array([0, 1], np.int32), None, dtype=model.dtype, validate=True
+    )
+    scoring = Scoring(Pairing(model, records, log_scales=True), x, may_widen=False)
+    scores, eye = MovedScores(scoring.likelihood), np.eye(1)
+    scores.start(np.array([PLACE]), eye)
+    with pytest.raises(ValueError, match="finite slope"):
+        ExpectedScore(scores, np.array([PLACE]), eye, np.ones(1))
+
+
+def test_chains_know_nothing_of_more_coordinates_than_they_have():
+    """Without information the posterior is the prior, up to the coordinates where it is used."""
+    size = MOST_DENSE
+    likelihood = LinearLikelihood(np.arange(2), np.zeros([32, 2, 2]), np.zeros([32, 2]))
+    found = sampled_mixture(
+        likelihood,
+        lambda x: (-0.5 * np.sum(x**2, axis=1), -x),
+        np.random.default_rng(1).normal(size=(256, size)),
+        np.random.default_rng(0),
+        is_costly=True,
+    )
+    # The mean of 50 standard deviations that vary by a tenth.
+    sds = np.sqrt(np.diag(found.covariance))
+    assert sds.mean() == pytest.approx(1.0, abs=0.06)
 
 
 def test_a_fit_that_noise_hides_takes_it(monkeypatch):

@@ -498,8 +498,10 @@ class _Bend:
           third_order: See `Checks.third_order`.
         """
         scoring, place = self._scoring, self._linear.place
-        # Chances of outcomes of few values are exact, however far parameters are.
-        if not third_order > MOST_THIRD_ORDER or scoring.likelihood.num_twins:
+        # Chances of outcomes of few values are exact, however far parameters are. With more
+        # coordinates the shape of the slope is not released, and chains of few steps do not do.
+        is_exact = not scoring.likelihood.num_twins and len(self._unit) <= MOST_DENSE
+        if not (is_exact and third_order > MOST_THIRD_ORDER):
             return None
         scores, unit = scoring.moved, self._unit[scoring.pairing.index]
         try:

@@ -29,6 +29,9 @@ class ExpectedScore:
       place: The parameters there, in whitened coordinates, shape [d].
       whitening: W, shape [d, d].
       unit: The units of the coordinates that the map takes, shape [d].
+
+    Raises:
+      ValueError: The slope is not finite, as where an outcome is impossible.
     """
 
     def __init__(
@@ -40,6 +43,8 @@ class ExpectedScore:
         size = len(place)
         self._start = theta / unit
         slope = scores.pulled(np.tile(theta, [size, 1]), np.eye(size)) @ whitening.T
+        if not np.isfinite(slope).all():
+            raise ValueError("scores at public inputs have no finite slope")
         inverse = np.linalg.pinv(slope, rcond=_LEAST_SLOPE)
         back = whitening.T / unit[:, None]
         self._inverse = back @ inverse

@@ -26,7 +26,7 @@ _CHAINS = 32
 _KEPT = 8
 # Steps of chains and how many of their states are kept, in each stage; and for costly maps.
 _STAGES = ((60, 4), (60, 4), (100, _KEPT))
-_FEW_STAGES = ((30, 4), (50, 2 * _KEPT))
+_FEW_STAGES = ((30, 4), (50, _KEPT))
 # Standard deviation of a kernel over that of all draws.
 _BANDWIDTH = 0.25
 # Distances of the kernels' means over those of the draws.
@@ -234,7 +234,7 @@ def sampled_mixture(
       is_costly: Whether that takes long: then there are fewer chains and steps.
     """
     num = len(likelihood.precisions)
-    num_chains = _CHAINS if is_costly else _CHAINS_OF_EACH * 32
+    num_chains = (2 if is_costly else _CHAINS_OF_EACH) * _CHAINS
     chains = np.tile(np.arange(num), max(1, num_chains // num))
     precisions, linear = likelihood.precisions[chains], likelihood.linear[chains]
     index = likelihood.index

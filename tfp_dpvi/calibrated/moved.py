@@ -68,6 +68,8 @@ class MovedScores:
         self.psi, weights = (part.numpy().astype(np.float64) for part in found[2:])
         self.weights = weights / max(weights.sum(), 1.0)
         self._usable = np.isfinite(self._start) & (weights > 0.0)
+        arrays = (self.psi, np.where(self._usable, self.weights, 0.0), self._start)
+        self._known = [tf.constant(part, likelihood.dtype) for part in arrays]
 
     @property
     def num_rows(self) -> int:
@@ -121,10 +123,9 @@ class MovedScores:
 
     def _found(self, function: Callable[..., tf.Tensor], *arguments: np.ndarray) -> np.ndarray:
         """Returns what a traced function says of the scores."""
-        weights = np.where(self._usable, self.weights, 0.0)
-        arrays = (*arguments, self.psi, weights, self._start)
-        parts = [tf.constant(part, self._likelihood.dtype) for part in arrays]
-        found: np.ndarray = function(*parts, tf.constant(self._usable), *self._records).numpy()
+        parts = [tf.constant(part, self._likelihood.dtype) for part in arguments]
+        usable = tf.constant(self._usable)
+        found: np.ndarray = function(*parts, *self._known, usable, *self._records).numpy()
         return found.astype(np.float64)
 
     def derivative(self, values: np.ndarray) -> np.ndarray:

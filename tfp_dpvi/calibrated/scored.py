@@ -57,7 +57,7 @@ class ScoredLikelihood:
       clip: The clip, 1: scores are whitened to a mean square of 1.
       num_twins: The number K of twins of each record; 0 if outcomes are enumerated.
       ranking: How outcomes are ranked.
-      gains_from_xla: Whether steps are faster with XLA: it has no kernels for samplers that reject.
+      gains_from_xla: Whether steps are faster with XLA, which runs samplers that reject as loops.
       is_mixture: Whether it is a mixture, whose components may change places.
       max_weight: The public largest weight; None without weights.
       scale: How weights enter the clip; of ones without weights.

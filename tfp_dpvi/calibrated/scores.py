@@ -382,7 +382,7 @@ def _of_twins(
     )
     size = num_twins + 1
     scores = _scores_of(place, records["x"], rows, mask, size)
-    # All or none: dropping only a twin would break the symmetry.
+    # All or none: dropping only a twin would break the symmetry. A sum that overflows is as bad.
     usable &= scores.usable() & tf.math.is_finite(tf.reduce_sum(scores.logs, axis=1))
     ones = tf.ones([num, 1], place.vector.dtype)
     weights = tf.fill([num, size], tf.constant(1.0 / size, place.vector.dtype))
