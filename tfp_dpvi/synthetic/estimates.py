@@ -152,20 +152,8 @@ class Estimates:
         column = self._column(name)
         self._check_numbers(name, column, "mean", "share")
         moments = self._moments_of([name])
-        (variance,) = np.diag(moments.covariances)
-        of_mean, of_variance = np.ones([1, 1]), np.zeros([1, 1, 1])
-        error = np.sqrt(moments.noise(of_variance + 1.0, np.zeros([1, 1])))[0]
-        # Of a variance that the noise hides, the upper end.
-        variance = max(variance, 2.0 * error)
-        return Estimate(
-            "mean",
-            (name,),
-            moments.means,
-            np.sqrt(moments.noise(of_variance, of_mean)),
-            np.sqrt(np.array([variance / min(self._present(name), self._records)])),
-            np.sqrt(moments.model(lambda means, _: means, of_variance)),
-            (*self._caveats([name]), _MODEL),
-        )
+        errors = self._errors_of_mean(name, moments)
+        return Estimate("mean", (name,), moments.means, *errors, (*self._caveats([name]), _MODEL))
 
     def quantile(self, name: str, q: float | Sequence[float] = 0.5) -> Estimate:
         """Returns quantiles of a column of numbers, such as its median.
@@ -363,6 +351,21 @@ class Estimates:
         first = variance / self._records + means @ spread @ means
         return np.append(first, np.diag(spread)), unsure
 
+    def _errors_of_mean(
+        self, name: str, moments: Moments
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns a mean's standard errors of noise, sampling and model, float64 [1] each."""
+        (variance,) = np.diag(moments.covariances)
+        of_mean, of_variance = np.ones([1, 1]), np.zeros([1, 1, 1])
+        error = np.sqrt(moments.noise(of_variance + 1.0, np.zeros([1, 1])))[0]
+        # Of a variance that the noise hides, the upper end.
+        variance = max(variance, 2.0 * error)
+        return (
+            np.sqrt(moments.noise(of_variance, of_mean)),
+            np.sqrt(np.array([variance / min(self._present(name), self._records)])),
+            np.sqrt(moments.model(lambda means, _: means, of_variance)),
+        )
+
     # ------------------------------------------------------------------ columns and counts
 
     def _place(self, name: str) -> int:
@@ -448,6 +451,15 @@ class Estimates:
                 f"levels of {', '.join(map(repr, wide))} are wide, and values depend on what is "
                 "assumed within them: describe with more levels, bins=16, or narrower bounds."
             )
+        for name in names:
+            for edge, moved in self._levels[name].far:
+                errors = self._errors_of_mean(name, self._moments_of([name]))
+                if (moved / self._present(name)) ** 2 > 0.5 * float(np.sum(np.square(errors))):
+                    caveats.append(
+                        f"no count says where in a wide level beyond {edge:.6g} records of "
+                        f"{name!r} are, which is most of the standard error of their mean: "
+                        "describe with bins= there, or with a nearer bound."
+                    )
         few = [name for name in names if getattr(self.schema.columns[name], "few", False)]
         if few:
             caveats.append(

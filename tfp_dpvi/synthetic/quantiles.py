@@ -15,7 +15,7 @@ import numpy as np
 from tfp_dpvi.data.columns import Column, Numeric
 from tfp_dpvi.synthetic import tails
 from tfp_dpvi.synthetic.grouping import Grouped
-from tfp_dpvi.synthetic.levels import limits_of
+from tfp_dpvi.synthetic.levels import SPARSE, limits_of
 
 # Of the values within a level: so many draws of its distribution, of so many values each.
 _DRAWS = 20
@@ -27,6 +27,11 @@ _VALUES = 500
 _OF_FEW = 0.5
 _OF_FALLING = 3.0
 _OF_EVEN = 0.34
+
+# Over the width, of a place in a level that is anywhere in it: much denser than what is beside, it
+# may have one value alone; much wider than the part in which its records are taken to be, a group.
+_OF_ANY = 0.5
+_ISOLATED = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,15 +189,28 @@ class Cumulative:
         if level not in self._wide:
             return 0.0
         spread = float(self._draws(probability).var()) + self.numbers.step**2 / 4.0
-        bent = self._bent(level)
-        if self._is_end(level) or bent == 1.0:
+        spread += self._rough(level, below) ** 2
+        bent, width = self._bent(level), float(self._widths[level])
+        if self._is_end(level) or bent > _ISOLATED:
             # Half of what is between, as a few far values have most of a tail's variance.
-            far = np.quantile(self._values(level), [0.16, 0.84])
-            error = self._unsure(level) * float(far[1] - far[0]) / 2.0
-            spread += min(error, _OF_EVEN * float(self._widths[level])) ** 2
+            half = float(np.ptp(np.quantile(self._values(level), [0.16, 0.84]))) / 2.0
+            error = min(self._unsure(level) * half, _OF_EVEN * width)
+            alone = np.count_nonzero(self.groups == level) == 1
+            is_sparse = alone and width > SPARSE * half
+            spread += (_OF_ANY * width if is_sparse or bent > _ISOLATED else error) ** 2
         else:
-            spread += (bent * below * (1.0 - below) * float(self._widths[level])) ** 2
+            spread += (bent * below * (1.0 - below) * width) ** 2
         return math.sqrt(spread)
+
+    def _rough(self, level: int, below: float) -> float:
+        """Returns the standard error of a place in a level by the noise of what divides it."""
+        column, ends = self.column, np.flatnonzero(self.groups == level)
+        if not isinstance(column, Grouped) or self._is_fitted(level, column.ends):
+            return 0.0
+        num = np.count_nonzero(np.isin(column.groups, ends))
+        share = column.noise * math.sqrt((num - 1) * below * (1.0 - below))
+        share /= max(float(self._merged[level]), 1.0)
+        return min(share, _OF_EVEN) * float(self._widths[level])
 
     def _unsure(self, level: int) -> float:
         """Returns the standard error of a place in a level, over its half width."""
