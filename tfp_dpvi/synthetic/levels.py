@@ -35,7 +35,7 @@ SPARSE = 100.0
 """A level is sparse if so many times as wide as the part in which its records are taken to be."""
 
 # The noise of what divides a level is left out below this part of that of the levels' counts.
-_LITTLE = 0.1
+_LITTLE = 0.2
 
 # Categories that a name of a merged level lists.
 _MOST_SHOWN = 3
@@ -355,7 +355,9 @@ def _filled(
     edge = float(low[level] if part.is_upper else high[level])
     beside = tails.beside(counts, high - low, level, step, part.is_upper)
     records = float(counts[level:].sum() if part.is_upper else counts[: level + 1].sum())
-    return edge, min(abs(mean - edge), max(records, 1.0) / max(beside, 1e-300))
+    filled = min(abs(mean - edge), max(records, 1.0) / max(beside, 1e-300))
+    # A value fills what is up to the next one.
+    return edge, max(filled, float(step))
 
 
 def _drawn(
