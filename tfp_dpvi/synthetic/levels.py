@@ -31,14 +31,47 @@ _MUCH = 0.05
 # A level's density falls if that takes away so much of the variance of an even one.
 _LESS = 0.95
 
-SPARSE = 100.0
-"""A level is sparse if so many times as wide as the part in which its records are taken to be."""
+# A place is far if so many times as far as the part in which an end's records are taken to be.
+_FAR = 100.0
 
 # The noise of what divides a level is left out below this part of that of the levels' counts.
 _LITTLE = 0.2
 
 # Categories that a name of a merged level lists.
 _MOST_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Far:
+    """Records that may be far from where those of an end are taken to be.
+
+    No standard error has them: within generous bounds it would be that of the bounds alone.
+
+    ```python
+    >>> Far(True, 1e4, 1e5, 43.0, 4e6).place
+    'between 10000 and 100000'
+
+    ```
+
+    Attributes:
+      is_upper: Whether it is the upper end, or the lower one.
+      start: The nearer end of the place where most of the change comes from.
+      bound: The farther one.
+      records: How many records the noise, or one count, lets be there.
+      moved: By how much they change the sum of all values.
+    """
+
+    is_upper: bool
+    start: float
+    bound: float
+    records: float
+    moved: float
+
+    @property
+    def place(self) -> str:
+        """The place in words."""
+        low, high = sorted([self.start, self.bound])
+        return f"at {low:.6g}" if low == high else f"between {low:.6g} and {high:.6g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +100,8 @@ class LevelValues:
       within: Variances within levels, float64 [levels]; 0 for categories.
       shifts: Changes of the means, float64 [sources, levels], of one standard error each: how far
         the distribution within levels may be from what is assumed.
-      far: For each sparse end, the edge beside which its records are taken to be, and the standard
-        error of the sum of all values because they may be anywhere in it.
+      far: Of each end, records that may be far from where they are taken to be, if that is more
+        than what is uncertain by `shifts`.
     """
 
     groups: np.ndarray
@@ -76,7 +109,7 @@ class LevelValues:
     values: np.ndarray
     within: np.ndarray
     shifts: np.ndarray
-    far: tuple[tuple[float, float], ...] = ()
+    far: tuple[Far, ...] = ()
 
     @classmethod
     def of(cls, name: str, column: Column, counts: np.ndarray, deviation: float) -> LevelValues:
@@ -172,13 +205,11 @@ class LevelValues:
             level = merged[part.begin]
             edge, filled = _filled(part, level, ends, counts, values[level], low, high, inner.step)
             reach = abs((inner.edges[1:] if part.is_upper else inner.edges[:-1]) - edge)
-            inside = (part.begin <= owners) & (owners < part.stop) & (reach > SPARSE * filled)
-            away = inside * np.sqrt((means - values[level]) ** 2 + variances)
-            moved = float(np.linalg.norm(hidden * away))
+            inside = (part.begin <= owners) & (owners < part.stop) & (reach > _FAR * filled)
+            changes = hidden * inside * np.sqrt((means - values[level]) ** 2 + variances)
             own = float(np.linalg.norm([shift[level] for shift in shifts])) * abs(counts[level])
-            if moved > own:
-                shifts.append(moved / max(abs(counts[level]), 1.0) * (np.arange(num) == level))
-                far.append((edge, moved))
+            if np.linalg.norm(changes) > own:
+                far.append(_far(part.is_upper, inner, hidden, changes))
         return cls(merged, (name,), values[:, None], within, np.stack(shifts), tuple(far))
 
     def summed(self, counts: np.ndarray) -> np.ndarray:
@@ -358,6 +389,16 @@ def _filled(
     filled = min(abs(mean - edge), max(records, 1.0) / max(beside, 1e-300))
     # A value fills what is up to the next one.
     return edge, max(filled, float(step))
+
+
+def _far(is_upper: bool, inner: Numeric, hidden: np.ndarray, changes: np.ndarray) -> Far:
+    """Returns the records of an end that may be far, from those of cells and what they change."""
+    cells, most = np.flatnonzero(changes), int(np.argmax(changes))
+    lows, highs = inner.edges[:-1], inner.edges[1:] - inner.step
+    start = lows[most] if is_upper else highs[most]
+    bound = highs[cells[-1]] if is_upper else lows[cells[0]]
+    moved = float(np.linalg.norm(changes))
+    return Far(is_upper, float(start), float(bound), float(hidden[most]), moved)
 
 
 def _drawn(

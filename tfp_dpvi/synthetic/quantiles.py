@@ -15,7 +15,7 @@ import numpy as np
 from tfp_dpvi.data.columns import Column, Numeric
 from tfp_dpvi.synthetic import tails
 from tfp_dpvi.synthetic.grouping import Grouped
-from tfp_dpvi.synthetic.levels import SPARSE, limits_of
+from tfp_dpvi.synthetic.levels import limits_of
 
 # Of the values within a level: so many draws of its distribution, of so many values each.
 _DRAWS = 20
@@ -28,10 +28,10 @@ _OF_FEW = 0.5
 _OF_FALLING = 3.0
 _OF_EVEN = 0.34
 
-# Over the width, of a place in a level that is anywhere in it: much denser than what is beside, it
-# may have one value alone; much wider than the part in which its records are taken to be, a group.
-_OF_ANY = 0.5
-_ISOLATED = 0.95
+# A level so many times as dense as those beside may have one value alone, which may be anywhere in
+# it; over its width, the standard deviation of that.
+_DENSER = 20.0
+_OF_ANY = 0.29
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,13 +191,12 @@ class Cumulative:
         spread = float(self._draws(probability).var()) + self.numbers.step**2 / 4.0
         spread += self._rough(level, below) ** 2
         bent, width = self._bent(level), float(self._widths[level])
-        if self._is_end(level) or bent > _ISOLATED:
+        if self._is_isolated(level):
+            spread += (_OF_ANY * width) ** 2
+        elif self._is_end(level) or bent == 1.0:
             # Half of what is between, as a few far values have most of a tail's variance.
             half = float(np.ptp(np.quantile(self._values(level), [0.16, 0.84]))) / 2.0
-            error = min(self._unsure(level) * half, _OF_EVEN * width)
-            alone = np.count_nonzero(self.groups == level) == 1
-            is_sparse = alone and width > SPARSE * half
-            spread += (_OF_ANY * width if is_sparse or bent > _ISOLATED else error) ** 2
+            spread += min(self._unsure(level) * half, _OF_EVEN * width) ** 2
         else:
             spread += (bent * below * (1.0 - below) * width) ** 2
         return math.sqrt(spread)
@@ -205,7 +204,10 @@ class Cumulative:
     def _rough(self, level: int, below: float) -> float:
         """Returns the standard error of a place in a level by the noise of what divides it."""
         column, ends = self.column, np.flatnonzero(self.groups == level)
-        if not isinstance(column, Grouped) or self._is_fitted(level, column.ends):
+        # In an end values are those of a distribution that falls, of which it says nothing.
+        if not isinstance(column, Grouped):
+            return 0.0
+        if self._is_end(level) or self._is_fitted(level, column.ends):
             return 0.0
         num = np.count_nonzero(np.isin(column.groups, ends))
         share = column.noise * math.sqrt((num - 1) * below * (1.0 - below))
@@ -219,15 +221,30 @@ class Cumulative:
             return _OF_FALLING
         return _OF_FEW if column.few else 0.0
 
+    @functools.cached_property
+    def _densities(self) -> np.ndarray:
+        densities: np.ndarray = np.maximum(np.diff(self._ends), tails.NARROW) / self._widths
+        return densities
+
+    def _near(self, level: int) -> np.ndarray:
+        """Returns the levels beside one, but for single values."""
+        near: np.ndarray = self._wide[abs(self._wide - level) == 1]
+        return near
+
+    def _is_isolated(self, level: int) -> bool:
+        """Returns whether a level is far denser than those on both sides."""
+        densities, near = self._densities, self._near(level)
+        return bool(len(near)) and bool(densities[level] > _DENSER * densities[near].max())
+
     def _bent(self, level: int) -> float:
         """Returns by how much a density may change within a level, relative to its mean, up to 1.
 
         By the steeper of the lines to its neighbours, of which single values say nothing.
         """
-        width, near = float(self._widths[level]), self._wide[abs(self._wide - level) == 1]
+        width, near = float(self._widths[level]), self._near(level)
         if not len(near):
             return 1.0
-        densities = np.maximum(np.diff(self._ends), tails.NARROW) / self._widths
+        densities = self._densities
         distances = (width + np.minimum(self._widths[near], width)) / 2.0
         steepest = np.max(abs(densities[near] - densities[level]) / distances)
         return min(float(steepest * width / densities[level]), 1.0)
