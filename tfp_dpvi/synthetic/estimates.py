@@ -19,7 +19,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi.data.columns import Binary, Column, Numeric
 from tfp_dpvi.data.schema import Schema
 from tfp_dpvi.synthetic.grouping import Grouped
-from tfp_dpvi.synthetic.levels import FEW, LevelValues, labels_of
+from tfp_dpvi.synthetic.levels import FEW, Far, LevelValues, labels_of
 from tfp_dpvi.synthetic.moments import Moments
 from tfp_dpvi.synthetic.pairs import NoisyPairs
 from tfp_dpvi.synthetic.quantiles import Cumulative
@@ -50,6 +50,9 @@ _LEAST_SQUARES = (
     "standard errors of sampling take the variance of residuals as constant, except for its "
     "dependence on each term alone."
 )
+
+
+_NEARER = "a nearer bound, if it is known, excludes it."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,20 +155,9 @@ class Estimates:
         column = self._column(name)
         self._check_numbers(name, column, "mean", "share")
         moments = self._moments_of([name])
-        (variance,) = np.diag(moments.covariances)
-        of_mean, of_variance = np.ones([1, 1]), np.zeros([1, 1, 1])
-        error = np.sqrt(moments.noise(of_variance + 1.0, np.zeros([1, 1])))[0]
-        # Of a variance that the noise hides, the upper end.
-        variance = max(variance, 2.0 * error)
-        return Estimate(
-            "mean",
-            (name,),
-            moments.means,
-            np.sqrt(moments.noise(of_variance, of_mean)),
-            np.sqrt(np.array([variance / min(self._present(name), self._records)])),
-            np.sqrt(moments.model(lambda means, _: means, of_variance)),
-            (*self._caveats([name]), _MODEL),
-        )
+        errors = self._errors_of_mean(name, moments)
+        caveats = (*self._caveats([name]), *self._far_of_mean(name), _MODEL)
+        return Estimate("mean", (name,), moments.means, *errors, caveats)
 
     def quantile(self, name: str, q: float | Sequence[float] = 0.5) -> Estimate:
         """Returns quantiles of a column of numbers, such as its median.
@@ -282,7 +274,7 @@ class Estimates:
                 "levels: fit again with narrower\nbounds, a log scale, more records or a larger "
                 "epsilon."
             )
-        caveats = self._caveats([first, second])
+        caveats = (*self._caveats([first, second]), *self._far([first, second]))
         if abs(rho) > 1.0:
             caveats = (*caveats, "the noise moved the correlation beyond 1.")
         return Estimate(
@@ -327,7 +319,8 @@ class Estimates:
         gradients = np.concatenate([-np.tensordot(means[:-1], products, 1)[None], products])
         of_means = np.vstack([residual, np.zeros([len(slopes), len(means)])])
         sampling, unsure = self._of_sampling(moments, residual, inverse)
-        caveats = (*self._caveats([*terms, outcome]), _MODEL, _LEAST_SQUARES)
+        names = [*terms, outcome]
+        caveats = (*self._caveats(names), *self._far(names), _MODEL, _LEAST_SQUARES)
         if unsure:
             caveats = (
                 "the noise hides the variance of residuals, taken at its upper end.",
@@ -362,6 +355,21 @@ class Estimates:
         spread = spread * np.outer(factors, factors)
         first = variance / self._records + means @ spread @ means
         return np.append(first, np.diag(spread)), unsure
+
+    def _errors_of_mean(
+        self, name: str, moments: Moments
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns a mean's standard errors of noise, sampling and model, float64 [1] each."""
+        (variance,) = np.diag(moments.covariances)
+        of_mean, of_variance = np.ones([1, 1]), np.zeros([1, 1, 1])
+        error = np.sqrt(moments.noise(of_variance + 1.0, np.zeros([1, 1])))[0]
+        # Of a variance that the noise hides, the upper end.
+        variance = max(variance, 2.0 * error)
+        return (
+            np.sqrt(moments.noise(of_variance, of_mean)),
+            np.sqrt(np.array([variance / min(self._present(name), self._records)])),
+            np.sqrt(moments.model(lambda means, _: means, of_variance)),
+        )
 
     # ------------------------------------------------------------------ columns and counts
 
@@ -455,6 +463,32 @@ class Estimates:
                 "which noisy counts do not tell: prefer a log scale or shares."
             )
         return tuple(caveats)
+
+    def _hidden(self, name: str) -> list[Far]:
+        """Returns the far records that change a mean by more than its standard error."""
+        part = self._levels[name]
+        if not part.far:
+            return []
+        errors = self._errors_of_mean(name, self._moments_of([name]))
+        variance = float(np.sum(np.square(errors)))
+        return [far for far in part.far if (far.moved / self._present(name)) ** 2 > variance]
+
+    def _far_of_mean(self, name: str) -> tuple[str, ...]:
+        """Returns by how much a mean is another one if records are far from the others."""
+        return tuple(
+            f"{_hides(name, far)}: if they are, the mean is "
+            f"{'larger' if far.is_upper else 'smaller'} by about "
+            f"{far.moved / self._present(name):.2g}, which is in no interval; {_NEARER}"
+            for far in self._hidden(name)
+        )
+
+    def _far(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Returns which records may be far from the others, as no interval includes."""
+        return tuple(
+            f"{_hides(name, far)}: the estimate supposes that there are none; {_NEARER}"
+            for name in names
+            for far in self._hidden(name)
+        )
 
     def _shares(
         self, title: str, names: tuple[str, ...], shares: np.ndarray, noise: np.ndarray
@@ -551,6 +585,14 @@ class Estimates:
                 merged.append(levels[j].summed(rows.T).T)
             tables[i, j] = merged[0] / records, np.sqrt(merged[1]) / records
         return Moments.of(levels, shares, deviations, tables)
+
+
+def _hides(name: str, far: Far) -> str:
+    records = float(f"{max(far.records, 1.0):.2g}")
+    return (
+        f"the noise hides whether some {records:.7g} records of {name!r} are far from the "
+        f"others, {far.place}"
+    )
 
 
 def _quantile(

@@ -69,6 +69,7 @@ class Grouped(Column):
       ends: The distributions at the ends of a column of numbers, fitted to counts.
       falling: Those of ends whose counts are no more than noise: they fall from what is beside.
       few: Whether most of its variance comes from about a hundred records.
+      noise: The standard deviation of the noise of the counts that the shares come from.
     """
 
     column: Column
@@ -78,6 +79,7 @@ class Grouped(Column):
     ends: tuple[tails.Tail, ...] = ()
     falling: tuple[tails.Tail, ...] = ()
     few: bool = False
+    noise: float = 0.0
 
     @property
     def num_levels(self) -> int:
@@ -380,8 +382,9 @@ def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped
     groups = np.searchsorted(ends, np.arange(len(cells)), side="right")
     masses = np.array([mass for _, _, mass in cells])
     kept = dataclasses.replace(fine, bins=tuple(float(edge) for edge in starts[1:]))
-    return _grouped(
-        kept, column, groups, masses, np.array([high - low for low, high, _ in cells], float)
+    sizes = np.array([high - low for low, high, _ in cells], float)
+    return dataclasses.replace(
+        _grouped(kept, column, groups, masses, sizes), noise=float(deviation)
     )
 
 

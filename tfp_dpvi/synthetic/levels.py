@@ -31,8 +31,47 @@ _MUCH = 0.05
 # A level's density falls if that takes away so much of the variance of an even one.
 _LESS = 0.95
 
+# A place is far if so many times as far as the part in which an end's records are taken to be.
+_FAR = 100.0
+
+# The noise of what divides a level is left out below this part of that of the levels' counts.
+_LITTLE = 0.2
+
 # Categories that a name of a merged level lists.
 _MOST_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Far:
+    """Records that may be far from where those of an end are taken to be.
+
+    No standard error has them: within generous bounds it would be that of the bounds alone.
+
+    ```python
+    >>> Far(True, 1e4, 1e5, 43.0, 4e6).place
+    'between 10000 and 100000'
+
+    ```
+
+    Attributes:
+      is_upper: Whether it is the upper end, or the lower one.
+      start: The nearer end of the place where most of the change comes from.
+      bound: The farther one.
+      records: How many records the noise, or one count, lets be there.
+      moved: By how much they change the sum of all values.
+    """
+
+    is_upper: bool
+    start: float
+    bound: float
+    records: float
+    moved: float
+
+    @property
+    def place(self) -> str:
+        """The place in words."""
+        low, high = sorted([self.start, self.bound])
+        return f"at {low:.6g}" if low == high else f"between {low:.6g} and {high:.6g}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +100,8 @@ class LevelValues:
       within: Variances within levels, float64 [levels]; 0 for categories.
       shifts: Changes of the means, float64 [sources, levels], of one standard error each: how far
         the distribution within levels may be from what is assumed.
+      far: Of each end, records that may be far from where they are taken to be, if that is more
+        than what is uncertain by `shifts`.
     """
 
     groups: np.ndarray
@@ -68,6 +109,7 @@ class LevelValues:
     values: np.ndarray
     within: np.ndarray
     shifts: np.ndarray
+    far: tuple[Far, ...] = ()
 
     @classmethod
     def of(cls, name: str, column: Column, counts: np.ndarray, deviation: float) -> LevelValues:
@@ -95,13 +137,12 @@ class LevelValues:
         cls, name: str, column: Column, inner: Numeric, counts: np.ndarray, deviation: float
     ) -> LevelValues:
         owners, shares = np.arange(inner.num_levels), np.ones(inner.num_levels)
-        ends: tuple[Tail, ...] = ()
+        ends = column.ends if isinstance(column, Grouped) else ()
         if isinstance(column, Grouped):
             owners, shares = np.array(column.groups), np.array(column.shares)
-            ends = column.ends
-        low, high = limits_of(inner.edges, owners, column.num_levels)
-        single = high - low <= max(inner.step, tails.NARROW * (high[-1] - low[0]))
-        outer = tails.ends_of(counts, deviation, low, high, single, ends)
+        limits = limits_of(inner.edges, owners, column.num_levels)
+        single = limits[1] - limits[0] <= max(inner.step, tails.NARROW * np.ptp(inner.edges))
+        outer = tails.ends_of(counts, deviation, *limits, single, ends)
         means, variances = _uniform(inner, inner.edges[:-1], inner.edges[1:])
         of_level = np.bincount(owners, shares * means)
         merged = np.arange(column.num_levels)
@@ -110,6 +151,13 @@ class LevelValues:
         places, merged = np.unique(merged, return_inverse=True)
         masses = np.maximum(counts, 1e-9)
         cells = merged[owners]
+        # Within a level, what says where records lie are histograms with a noise of their own.
+        most = np.hypot(deviation, np.maximum(counts, 0.0))[owners]
+        coarse = np.minimum(column.noise, most) if isinstance(column, Grouped) else 0.0
+        rough = np.where(np.bincount(owners)[owners] > 1, coarse, 0.0)
+        hidden = np.where(rough, np.hypot(rough, shares * masses[owners]), most)
+        ended = [np.arange(part.begin, part.stop) for part in outer]
+        rough *= (means - of_level[owners]) * ~np.isin(owners, np.concatenate([[], *ended]))
         shares = shares * (masses / np.bincount(merged, masses)[merged])[owners]
         counts = np.bincount(merged, counts)
         num = len(counts)
@@ -119,8 +167,7 @@ class LevelValues:
         within = np.maximum(np.bincount(cells, shares * squares) - values**2, 0.0)
         alone = np.bincount(cells) == 1
         # Noise hides where in joined levels records lie: a few may lie at the bound.
-        away = of_level - values[merged]
-        noise = deviation * np.sqrt(np.bincount(merged, away**2))
+        noise = deviation * np.sqrt(np.bincount(merged, (of_level - values[merged]) ** 2))
         places_sd = np.minimum(noise / np.maximum(counts, 1.0), high - low)
         # Beyond a joined end, if anything, are values at a bound.
         outermost = {0, num - 1}
@@ -129,40 +176,41 @@ class LevelValues:
             level = int(np.searchsorted(places, part.begin))
             outermost.add(level)
             if num > 1 and (part.is_faint or alone[level]):
-                falling = _falling(
-                    max(counts[level], 1e-9),
-                    tails.beside(counts, high - low, level, inner.step, part.is_upper),
-                    float(low[level]),
-                    float(high[level]),
-                    inner.step,
-                    part.is_upper,
-                )
+                beside = tails.beside(counts, high - low, level, inner.step, part.is_upper)
+                count, bounds = max(counts[level], 1e-9), (float(low[level]), float(high[level]))
+                falling = _falling(count, beside, *bounds, inner.step, part.is_upper)
                 # In joined levels that or the released counts, whichever says more.
                 if alone[level] or places_sd[level] > math.sqrt(falling[1]):
                     falls[level] = falling[1] < _LESS * within[level]
                     values[level], within[level] = falling
+        rough = np.sqrt(np.bincount(cells, rough**2))
+        rough *= rough > _LITTLE * deviation * np.linalg.norm(values - np.median(values))
+        places_sd = np.minimum(np.hypot(places_sd, rough / np.maximum(counts, 1.0)), high - low)
         shifts = [_slopes(counts, values, low, high, inner.step)]
         shifts += [sd * (np.arange(num) == level) for level, sd in enumerate(places_sd) if sd]
         clear = np.where(counts >= tails.CLEAR * deviation, counts, 0.0)
         shifts += _unsure(clear, values, within, outermost, falls)
         for end in ends:
             inside = low >= end.threshold if end.is_upper else high <= end.threshold
-            levels = np.flatnonzero(inside)
             heap = shares * np.isin(np.arange(len(cells)), end.heaps)
-            rest = 1.0 - np.bincount(cells, heap)[levels]
-            draws, second = _drawn(end, low[levels], high[levels], inner.step)
-            draws = np.bincount(cells, heap * means)[levels] + rest * draws
-            second = np.bincount(cells, heap * squares)[levels] + rest * second.mean(axis=0)
-            values[levels] = draws.mean(axis=0)
-            within[levels] = np.maximum(second - values[levels] ** 2, 0.0)
-            # The draws are of one posterior: their main directions are independent sources.
-            centred = (draws - draws.mean(axis=0)) / np.sqrt(len(draws))
-            sizes, directions = np.linalg.svd(centred, full_matrices=False)[1:]
-            spread = np.zeros([len(sizes), num])
-            spread[:, levels] = sizes[:, None] * directions
-            spread = spread[sizes**2 > _NEGLIGIBLE * np.sum(sizes**2)]
-            shifts = [np.where(inside, 0.0, shift) for shift in shifts] + list(spread)
-        return cls(merged, (name,), values[:, None], within, np.stack(shifts))
+            parts = [np.bincount(cells, heap * part)[inside] for part in (1.0, means, squares)]
+            draws, within[inside] = _drawn(
+                end, low[inside], high[inside], inner.step, np.stack(parts)
+            )
+            values[inside] = draws.mean(axis=0)
+            shifts = [np.where(inside, 0.0, shift) for shift in shifts]
+            shifts += list(_directions(draws) @ np.eye(num)[inside])
+        far = []
+        for part in outer:
+            level = merged[part.begin]
+            edge, filled = _filled(part, level, ends, counts, values[level], low, high, inner.step)
+            reach = abs((inner.edges[1:] if part.is_upper else inner.edges[:-1]) - edge)
+            inside = (part.begin <= owners) & (owners < part.stop) & (reach > _FAR * filled)
+            changes = hidden * inside * np.sqrt((means - values[level]) ** 2 + variances)
+            own = float(np.linalg.norm([shift[level] for shift in shifts])) * abs(counts[level])
+            if np.linalg.norm(changes) > own:
+                far.append(_far(part.is_upper, inner, hidden, changes))
+        return cls(merged, (name,), values[:, None], within, np.stack(shifts), tuple(far))
 
     def summed(self, counts: np.ndarray) -> np.ndarray:
         """Returns counts of merged levels.
@@ -308,10 +356,64 @@ def _falling(
     return middle - step / 2.0, max(variance * width**2 - step**2 / 12.0, 0.0)
 
 
+def _directions(draws: np.ndarray) -> np.ndarray:
+    """Returns the main independent sources of draws of one posterior, float64 [sources, values]."""
+    centred = (draws - draws.mean(axis=0)) / np.sqrt(len(draws))
+    sizes, directions = np.linalg.svd(centred, full_matrices=False)[1:]
+    main = sizes**2 > _NEGLIGIBLE * np.sum(sizes**2)
+    kept: np.ndarray = (sizes[:, None] * directions)[main]
+    return kept
+
+
+def _filled(
+    part: tails.End,
+    level: int,
+    ends: Collection[Tail],
+    counts: np.ndarray,
+    mean: float,
+    low: np.ndarray,
+    high: np.ndarray,
+    step: int,
+) -> tuple[float, float]:
+    """Returns where an end begins, and how wide a part of it its records fill as is assumed.
+
+    That is where their mean is, or what they fill at the density beside if it is less.
+    """
+    for end in ends:
+        if end.is_upper == part.is_upper:
+            inside = low >= end.threshold if part.is_upper else high <= end.threshold
+            level = int(np.argmax(inside)) if part.is_upper else int(np.sum(inside)) - 1
+    edge = float(low[level] if part.is_upper else high[level])
+    beside = tails.beside(counts, high - low, level, step, part.is_upper)
+    records = float(counts[level:].sum() if part.is_upper else counts[: level + 1].sum())
+    filled = min(abs(mean - edge), max(records, 1.0) / max(beside, 1e-300))
+    # A value fills what is up to the next one.
+    return edge, max(filled, float(step))
+
+
+def _far(is_upper: bool, inner: Numeric, hidden: np.ndarray, changes: np.ndarray) -> Far:
+    """Returns the records of an end that may be far, from those of cells and what they change."""
+    cells, most = np.flatnonzero(changes), int(np.argmax(changes))
+    lows, highs = inner.edges[:-1], inner.edges[1:] - inner.step
+    start = lows[most] if is_upper else highs[most]
+    bound = highs[cells[-1]] if is_upper else lows[cells[0]]
+    moved = float(np.linalg.norm(changes))
+    return Far(is_upper, float(start), float(bound), float(hidden[most]), moved)
+
+
 def _drawn(
-    end: Tail, low: np.ndarray, high: np.ndarray, step: int
+    end: Tail, low: np.ndarray, high: np.ndarray, step: int, heaps: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns means and mean squares within levels under each draw, float64 [draws, levels]."""
+    """Returns means within levels under each draw, float64 [draws, levels], and variances.
+
+    Args:
+      end: The end, with its draws.
+      low: The levels' lower edges.
+      high: Their upper edges.
+      step: The distance of values, 0 for real ones.
+      heaps: Of what stays as it was counted, the shares in the levels, and these times means and
+        mean squares.
+    """
     uniform = np.tile(_NODES, [len(low), 1])
     begin = np.broadcast_to(low[:, None], uniform.shape)
     stop = np.broadcast_to(high[:, None], uniform.shape)
@@ -321,4 +423,6 @@ def _drawn(
         numbers = np.clip(np.floor(numbers), begin, stop - step) if step else numbers
         means.append(numbers @ _WEIGHTS)
         squares.append(numbers**2 @ _WEIGHTS)
-    return np.stack(means), np.stack(squares)
+    drawn = heaps[1] + (1.0 - heaps[0]) * np.stack(means)
+    second = heaps[2] + (1.0 - heaps[0]) * np.stack(squares).mean(axis=0)
+    return drawn, np.maximum(second - drawn.mean(axis=0) ** 2, 0.0)

@@ -28,6 +28,11 @@ _OF_FEW = 0.5
 _OF_FALLING = 3.0
 _OF_EVEN = 0.34
 
+# A level so many times as dense as those beside may have one value alone, which may be anywhere in
+# it; over its width, the standard deviation of that.
+_DENSER = 20.0
+_OF_ANY = 0.29
+
 
 @dataclasses.dataclass(frozen=True)
 class Cumulative:
@@ -184,15 +189,30 @@ class Cumulative:
         if level not in self._wide:
             return 0.0
         spread = float(self._draws(probability).var()) + self.numbers.step**2 / 4.0
-        bent = self._bent(level)
-        if self._is_end(level) or bent == 1.0:
+        spread += self._rough(level, below) ** 2
+        bent, width = self._bent(level), float(self._widths[level])
+        if self._is_isolated(level):
+            spread += (_OF_ANY * width) ** 2
+        elif self._is_end(level) or bent == 1.0:
             # Half of what is between, as a few far values have most of a tail's variance.
-            far = np.quantile(self._values(level), [0.16, 0.84])
-            error = self._unsure(level) * float(far[1] - far[0]) / 2.0
-            spread += min(error, _OF_EVEN * float(self._widths[level])) ** 2
+            half = float(np.ptp(np.quantile(self._values(level), [0.16, 0.84]))) / 2.0
+            spread += min(self._unsure(level) * half, _OF_EVEN * width) ** 2
         else:
-            spread += (bent * below * (1.0 - below) * float(self._widths[level])) ** 2
+            spread += (bent * below * (1.0 - below) * width) ** 2
         return math.sqrt(spread)
+
+    def _rough(self, level: int, below: float) -> float:
+        """Returns the standard error of a place in a level by the noise of what divides it."""
+        column, ends = self.column, np.flatnonzero(self.groups == level)
+        # In an end values are those of a distribution that falls, of which it says nothing.
+        if not isinstance(column, Grouped):
+            return 0.0
+        if self._is_end(level) or self._is_fitted(level, column.ends):
+            return 0.0
+        num = np.count_nonzero(np.isin(column.groups, ends))
+        share = column.noise * math.sqrt((num - 1) * below * (1.0 - below))
+        share /= max(float(self._merged[level]), 1.0)
+        return min(share, _OF_EVEN) * float(self._widths[level])
 
     def _unsure(self, level: int) -> float:
         """Returns the standard error of a place in a level, over its half width."""
@@ -201,15 +221,30 @@ class Cumulative:
             return _OF_FALLING
         return _OF_FEW if column.few else 0.0
 
+    @functools.cached_property
+    def _densities(self) -> np.ndarray:
+        densities: np.ndarray = np.maximum(np.diff(self._ends), tails.NARROW) / self._widths
+        return densities
+
+    def _near(self, level: int) -> np.ndarray:
+        """Returns the levels beside one, but for single values."""
+        near: np.ndarray = self._wide[abs(self._wide - level) == 1]
+        return near
+
+    def _is_isolated(self, level: int) -> bool:
+        """Returns whether a level is far denser than those on both sides."""
+        densities, near = self._densities, self._near(level)
+        return bool(len(near)) and bool(densities[level] > _DENSER * densities[near].max())
+
     def _bent(self, level: int) -> float:
         """Returns by how much a density may change within a level, relative to its mean, up to 1.
 
         By the steeper of the lines to its neighbours, of which single values say nothing.
         """
-        width, near = float(self._widths[level]), self._wide[abs(self._wide - level) == 1]
+        width, near = float(self._widths[level]), self._near(level)
         if not len(near):
             return 1.0
-        densities = np.maximum(np.diff(self._ends), tails.NARROW) / self._widths
+        densities = self._densities
         distances = (width + np.minimum(self._widths[near], width)) / 2.0
         steepest = np.max(abs(densities[near] - densities[level]) / distances)
         return min(float(steepest * width / densities[level]), 1.0)

@@ -1,0 +1,237 @@
+"""Wide levels of which one count says nothing but how many records they have."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tfp_dpvi.synthetic import (
+    Binary,
+    Continuous,
+    Estimates,
+    Grouped,
+    Integer,
+    NoisyPairs,
+    Pairs,
+    Schema,
+    Segments,
+    group,
+    histograms,
+)
+from tfp_dpvi.synthetic.grouping import with_ends
+from tfp_dpvi.synthetic.levels import Far, LevelValues, limits_of
+
+NUM = 30_000
+FINE, COARSE = 60.0, 300.0
+
+
+def estimates(column, numbers, generator):
+    """What a fit releases of a column beside another one, without the fit."""
+    levels = column.fine.encode("x", numbers)
+    tree = [part + COARSE * generator.normal(size=len(part)) for part in histograms(column, levels)]
+    chosen = group(column, tree, COARSE)
+    pairs = Pairs(Segments.of(Schema({"x": chosen, "other": Binary()})))
+    codes = [chosen.from_finest(levels), generator.integers(2, size=len(numbers))]
+    counts = pairs.counts(np.stack(codes, axis=1))
+    counts = counts + FINE * generator.normal(size=counts.shape)
+    released = NoisyPairs.of(pairs, counts, FINE, len(numbers))
+    own = released.column(0)[: chosen.num_levels]
+    chosen = with_ends(chosen, own, COARSE, FINE, generator)
+    return Estimates(Schema({"x": chosen, "other": Binary()}), released)
+
+
+def of_levels(column, numbers, deviation):
+    """Released counts of a column's levels alone, as they are described."""
+    schema = Schema({"x": column})
+    pairs = Pairs(Segments.of(schema))
+    counts = pairs.counts(column.encode("x", numbers)[:, None])
+    counts = counts + deviation * np.random.default_rng(0).normal(size=counts.shape)
+    return Estimates(schema, NoisyPairs.of(pairs, counts, deviation, len(numbers)))
+
+
+def groups(generator, *others):
+    """Normal numbers around 0, but for shares of them around other places."""
+    shares = [share for _, share in others]
+    chosen = generator.choice(len(others) + 1, NUM, p=[1.0 - sum(shares), *shares])
+    places = np.array([0.0, *(place for place, _ in others)])[chosen]
+    return generator.normal(places, np.where(chosen > 0, 10.0, 1.0))
+
+
+KINDS = {
+    "two groups": (Continuous(-1e4, 1e4), lambda g: groups(g, (3000.0, 0.03)), 90.0),
+    "three groups": (
+        Continuous(-1e4, 1e4),
+        lambda g: groups(g, (3000.0, 0.06), (-5000.0, 0.04)),
+        -20.0,
+    ),
+    "outliers": (
+        Continuous(0.0, 1e4),
+        lambda g: np.where(
+            g.random(NUM) < 0.01, g.uniform(0.0, 1e4, NUM), g.normal(50.0, 10.0, NUM)
+        ),
+        99.5,
+    ),
+    "zeros": (
+        Continuous(0.0, 1e5),
+        lambda g: np.where(g.random(NUM) < 0.9, 0.0, np.exp(g.normal(7.0, 1.0, NUM))),
+        0.1 * np.exp(7.5),
+    ),
+}
+
+
+def far(caveats):
+    """By how much a mean changes by what its caveats say of far records."""
+    found = [re.search(r"the mean is (larger|smaller) by about (\S+), ", said) for said in caveats]
+    return [
+        float(part.group(2)) * (1.0 if part.group(1) == "larger" else -1.0)
+        for part in found
+        if part
+    ]
+
+
+TAILS = {
+    "exponential": (Continuous(0.0, 100.0), lambda g: g.exponential(5.0, NUM), 5.0 * np.log(100.0)),
+    "normal": (Continuous(0.0, 120.0), lambda g: g.normal(45.0, 15.0, NUM), 45.0 + 2.3263 * 15.0),
+    "amounts": (
+        Continuous(0.0, 1e7),
+        lambda g: np.exp(g.normal(7.0, 1.0, NUM)),
+        np.exp(7.0 + 2.3263),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_say_what_far_records_would_change(kind):
+    """40 sets at 95 %: 33 or more inside, with what is said, but for 7e-4 (binomial).
+
+    Without what is said, 6 (outliers) to 31 (three groups) are; at most 7 of these say nothing.
+    """
+    column, draw, truth = KINDS[kind]
+    inside, silent, said = 0, 0, 0
+    for seed in range(40):
+        generator = np.random.default_rng(seed)
+        numbers = np.clip(draw(generator), column.lower, column.upper)
+        mean = estimates(column, numbers, generator).mean("x")
+        changes, error = far(mean.caveats), abs(mean.estimate[0] - truth)
+        for change in changes:
+            assert abs(change) > 0.95 * mean.standard_error[0]
+        half = 1.96 * mean.standard_error[0]
+        inside += error <= np.hypot(half, 1.96 * np.abs(changes).sum())
+        silent += error > half and not changes
+        said += bool(changes)
+    assert inside >= 33
+    assert silent <= 7
+    assert said >= 8
+
+
+def test_far_records_are_in_no_interval_but_said():
+    """Most of a mean's error may be that of records that no count tells: its interval stays."""
+    said, widths = [], []
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        column, draw, _ = KINDS["outliers"]
+        numbers = np.clip(draw(generator), column.lower, column.upper)
+        found = estimates(column, numbers, generator)
+        mean = found.mean("x")
+        widths.append(mean.standard_error[0])
+        said += [caveat for caveat in mean.caveats if "far from the others" in caveat]
+        if not far(mean.caveats):
+            continue
+        try:
+            pair = found.correlation("x", "other")
+        except ValueError:
+            continue
+        assert any("supposes that there are none" in caveat for caveat in pair.caveats)
+        assert not far(pair.caveats)
+    assert len(said) >= 5
+    assert np.median(widths) < 15.0
+    pattern = (
+        r"the noise hides whether some \d+ records of 'x' are far from the others, "
+        r"between [\d.]+ and 10000: if they are, the mean is larger by about [\d.]+, which is in "
+        r"no interval; a nearer bound, if it is known, excludes it\."
+    )
+    for caveat in said:
+        assert re.fullmatch(pattern, caveat)
+
+
+def test_ordinary_columns_have_no_far_records():
+    generator = np.random.default_rng(0)
+    ages = np.clip(generator.normal(45.0, 15.0, NUM), 18.0, 90.0)
+    for column, numbers in (
+        (Continuous(0.0, 120.0), ages),
+        (Integer(0, 120), np.floor(ages).astype(int)),
+    ):
+        usual = estimates(column, numbers, generator).mean("x")
+        assert usual.standard_error[0] < 0.5
+        assert not any("far from the others" in caveat for caveat in usual.caveats)
+
+
+@pytest.mark.parametrize("is_upper", [True, False])
+def test_estimates_of_pairs_suppose_that_no_records_are_far(is_upper):
+    """By hand: 0 to 10, and one level up to a bound far away, of which noise hides about 20."""
+    edges = range(1, 12) if is_upper else range(11)
+    column = Integer(*((0, 1_000_000) if is_upper else (-1_000_000, 10)), bins=list(edges))
+    generator = np.random.default_rng(0)
+    numbers = generator.integers(11, size=NUM)
+    schema = Schema({"x": column, "other": Binary()})
+    pairs = Pairs(Segments.of(schema))
+    others = (numbers > generator.integers(11, size=NUM)).astype(int)
+    counts = pairs.counts(np.stack([column.encode("x", numbers), others], axis=1))
+    counts = counts + 20.0 * generator.normal(size=counts.shape)
+    found = Estimates(schema, NoisyPairs.of(pairs, counts, 20.0, NUM))
+    (change,) = far(found.mean("x").caveats)
+    assert 100.0 < (change if is_upper else -change) < 5000.0
+    place = "between 11 and 1e+06" if is_upper else "between -1e+06 and -1"
+    said = (
+        rf"the noise hides whether some \d+ records of 'x' are far from the others, {re.escape(place)}"
+        ": the estimate supposes that there are none; a nearer bound, if it is known, excludes it."
+    )
+    for estimate in (found.regression("other", ["x"]), found.correlation("x", "other")):
+        assert sum(re.fullmatch(said, caveat) is not None for caveat in estimate.caveats) == 1
+
+
+def test_the_place_of_far_records_may_be_one_value():
+    assert Far(True, 100.0, 100.0, 5.0, 500.0).place == "at 100"
+
+
+@pytest.mark.parametrize("value", [37.205, 37.25, 37.295])
+def test_quantiles_of_numbers_that_are_all_equal(value):
+    """They are anywhere in their level. As if they were even in it, that of .1 was off by much."""
+    column = Continuous(0.0, 100.0, bins=list(np.linspace(0.0, 100.0, 1001)[1:-1]))
+    found = of_levels(column, np.full(NUM, value), 5.0)
+    low, high = found.quantile("x", [0.1, 0.5, 0.9]).interval()
+    assert low[1] <= value <= high[1]
+    assert np.all((low <= 37.25) & (high >= 37.25))
+    assert np.all(high - low < 0.15)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_quantiles_in_ordinary_tails_are_not_anywhere_in_their_level(tail):
+    """The last level is far wider than what has its records, as bounds are generous."""
+    column, draw, truth = TAILS[tail]
+    generator = np.random.default_rng(0)
+    numbers = np.clip(draw(generator), column.lower, column.upper)
+    found = estimates(column, numbers, generator)
+    low, high = found.quantile("x", 0.99).interval()
+    kept = found.schema.columns["x"]
+    starts, stops = limits_of(column.fine.edges, np.array(kept.groups), kept.num_levels)
+    level = np.searchsorted(starts, truth) - 1
+    assert level == kept.num_levels - 1
+    assert low[0] <= truth <= high[0]
+    assert high[0] - low[0] <= 0.5 * (stops[level] - starts[level])
+
+
+def test_means_within_levels_have_the_noise_of_what_divides_them():
+    """By hand: the middle level has two cells, whose middles are a half from its mean."""
+    column = Continuous(0.0, 5.0, bins=[1.0, 2.0, 3.0, 4.0])
+    counts = np.array([900.0, 1000.0, 900.0, 900.0])
+    groups, shares = (0, 1, 1, 2, 3), (1.0, 0.5, 0.5, 1.0, 1.0)
+    without, noisy = (
+        LevelValues.of("x", Grouped(column, column, groups, shares, noise=noise), counts, 1.0)
+        for noise in (0.0, 40.0)
+    )
+    more = np.sum(noisy.shifts**2, axis=0) - np.sum(without.shifts**2, axis=0)
+    expected = (40.0 / 1000.0) ** 2 * 2.0 * 0.5**2
+    np.testing.assert_allclose(more, [0.0, expected, 0.0, 0.0], atol=1e-12)
