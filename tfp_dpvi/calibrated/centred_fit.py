@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from tfp_dpvi._tf import Structure, tf
+from tfp_dpvi.bayes.coordinates import LogDensity
 from tfp_dpvi.bayes.model import LIKELIHOOD_ERRORS, BayesianModel
 from tfp_dpvi.calibrated import mixture as mixtures
 from tfp_dpvi.calibrated.bend import LinearScore, bent
 from tfp_dpvi.calibrated.checks import (
+    ABOUT,
     MOST_THIRD_ORDER,
     Checks,
     ParameterChecks,
+    apart,
     check_posterior,
     extents,
     widths,
@@ -30,7 +33,9 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
+from tfp_dpvi.calibrated.start import columns_of
 from tfp_dpvi.calibrated.straight import Straight
+from tfp_dpvi.calibrated.weights import ReleasedWeights, WeightScale
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
 from tfp_dpvi.calibrated.wider import z_scores
 from tfp_dpvi.data import Records, UnitRows, make_records
@@ -397,12 +402,10 @@ def posterior_of(
         start = scaled.sample(256, generator)
         bend = _Bend(scoring, curvatures, whitening, unit)
         scaled, third_order = bend.bent(scaled, generator)
-        expected = bend.expected(third_order) if is_normal else None
-        if expected is not None:
-            third_order = math.nan if bend.is_like else math.inf
-            scaled = mixtures.sampled_mixture(
-                likelihood, log_prior, start, generator, expected, is_costly=True
-            )
+        known = likelihood, log_prior, start, generator
+        far = bend.sampled(third_order, *known) if is_normal else None
+        if far is not None:
+            scaled, third_order = far, math.nan if bend.is_like else math.inf
     mixture = Mixture(scaled.locs * unit, unit[:, None] * scaled.scales)
     spread = (
         to_phi.T @ statistic.slope @ to_phi,
@@ -491,11 +494,25 @@ class _Bend:
             return scaled, math.inf
         return Mixture(mixture.locs / unit, mixture.scales / unit[:, None]), distance
 
-    def expected(self, third_order: float) -> ExpectedScore | None:
-        """Returns the expected score, where the third order is not enough and it is exact.
+    def sampled(
+        self,
+        third_order: float,
+        likelihood: LinearLikelihood,
+        log_prior: LogDensity,
+        start: np.ndarray,
+        generator: np.random.Generator,
+    ) -> Mixture | None:
+        """Returns the posterior of the expected score, where the third order is not enough.
 
         Args:
           third_order: See `Checks.third_order`.
+          likelihood: As in `mixtures.sampled_mixture`.
+          log_prior: As in `mixtures.sampled_mixture`.
+          start: As in `mixtures.sampled_mixture`.
+          generator: The source of random numbers.
+
+        Returns:
+          None where the third order is enough, and where there is no exact expected score.
         """
         scoring, place = self._scoring, self._linear.place
         # Chances of outcomes of few values are exact, however far parameters are. With more
@@ -506,7 +523,10 @@ class _Bend:
         scores, unit = scoring.moved, self._unit[scoring.pairing.index]
         try:
             scores.start(self._whitening.T @ place, self._whitening)
-            return ExpectedScore(scores, place, self._whitening, unit)
+            expected = ExpectedScore(scores, place, self._whitening, unit)
+            return mixtures.sampled_mixture(
+                likelihood, log_prior, start, generator, expected, is_costly=True
+            )
         except FAILURES as error:
             LOG.info("The likelihood is taken to third order: %s", error)
             return None
@@ -535,14 +555,7 @@ def _checks(
         mismatch=curvatures.mismatch,
         capped=curvatures.matrices,
     )
-    released = curvatures.weights
-    if released is not None:
-        cut, noise = (
-            (math.nan, math.nan) if scoring.likelihood.scale.are_alike else released.share_cut
-        )
-        checks = dataclasses.replace(
-            checks, weight_variation=released.variation, cut=cut, cut_noise=noise
-        )
+    checks = _with_weights(checks, curvatures.weights, scoring.likelihood.scale)
     unknown = np.full(coordinates.num, math.nan)
     try:
         width = widths(draws, mixture.unsmoothed(_NUM_DRAWS, generator))
@@ -574,9 +587,9 @@ def _checks(
         without_far_draws(draws, coordinates.names).std(axis=0)[index],
     )
     tail = unknown.copy()
-    middle = back @ curvatures.window.theta
+    moments = scoring.likelihood.moments_at(back @ curvatures.window.theta, whitening)
     if len(index) <= MOST_DENSE:
-        falls = scoring.likelihood.moments_at(middle, whitening).tails()
+        falls = moments.tails()
         # Of a parameter's variance.
         parts = np.square(whitening.T) * np.diag(in_phi.covariance)
         matters = parts > _LEAST_PART * parts.sum(axis=1, keepdims=True)
@@ -592,4 +605,17 @@ def _checks(
         *pulled,
         tail,
     )
+    if not (scoring.pairing.generative or np.all(width[index] > ABOUT)):
+        pairs = apart(moments.information, columns_of(scoring.pairing))
+        checks = dataclasses.replace(checks, hidden=curvatures.relative_noise, apart=pairs)
     return checks.with_fit(excess, z, ranks, parameters)
+
+
+def _with_weights(checks: Checks, released: ReleasedWeights | None, scale: WeightScale) -> Checks:
+    """Returns checks with those of survey weights, if there are any."""
+    if released is None:
+        return checks
+    cut, noise = (math.nan, math.nan) if scale.are_alike else released.share_cut
+    return dataclasses.replace(
+        checks, weight_variation=released.variation, cut=cut, cut_noise=noise
+    )

@@ -40,6 +40,12 @@ MOST_TAIL = 1.6
 LEAST_SEEN = 0.1
 # Of the posterior, to the third order of the likelihood, which beyond says the direction alone.
 MOST_THIRD_ORDER = 1.5
+# Of the released curvature, the noise on an entry over the mean of the diagonal. Ten columns with
+# correlations of .9 to the next one, and independent public ones: with .3 the release contradicts
+# these in nine fits of ten, and with .55 in four of ten.
+MOST_HIDDEN = 0.4
+# Of pairs of columns: what shows that public inputs were invented column by column.
+MOST_APART = 0.5
 # Below the largest kappa that the window states, 2.5.
 MOST_KAPPA_SEEN = 2.4
 
@@ -58,10 +64,13 @@ _QUARTILE = 0.6744897501960817
 # Standard deviations of the noise by which a coordinate's curvature is too small.
 _MISSING = 5.0
 _MUCH_NARROWER = 1.0 / 3.0
+# Correlations of columns: less is that of levels that exclude one another, or of chance.
+_EXCLUDED = 1e-6
+_UNCORRELATED = 0.2
 # Of the standard deviation that one record leaves: the range in which scores are linear.
 _LINEAR = 0.5
 # Of the prior's standard deviation, from which on a posterior is about the prior.
-_ABOUT = 0.9
+ABOUT = 0.9
 _MOST_NAMES = 3
 _REMEDY = "rescale inputs and outcomes so that parameters are of order 1"
 _MEND_FIRST = "which training that did not converge explains too: mend that first"
@@ -97,6 +106,9 @@ class Checks:
         public inputs hide it, NaN where it does not matter.
       seen: See `Curvatures.seen`.
       seen_noise: The standard deviation of the noise on `seen`.
+      hidden: The noise's standard deviation on the diagonal of the released curvature, over its
+        mean.
+      apart: See `apart`; NaN without inputs, or where the posterior is about the prior.
     """
 
     distance: float
@@ -115,6 +127,8 @@ class Checks:
     third_order: float = math.nan
     seen: float = math.nan
     seen_noise: float = math.nan
+    hidden: float = math.nan
+    apart: float = math.nan
 
     def with_fit(
         self, excess: float, z: float, ranks: float, parameters: ParameterChecks
@@ -162,6 +176,12 @@ class Checks:
                 f"the released curvature is far from that at {self._inputs} (mismatch "
                 f"{self.mismatch:.2g}): pass public inputs whose scales and correlations resemble "
                 "those of the private ones"
+            )
+        if self._hides_correlations and self.apart > MOST_APART:
+            sentences.append(
+                "noise hides whether columns are correlated, and those of the public inputs are "
+                "not: if the private ones are, intervals are too narrow; take a larger epsilon or "
+                f"fewer columns, or pass {self._inputs} with the correlations of the private ones"
             )
         if self.kappa >= MOST_KAPPA_SEEN:
             sentences.append(
@@ -250,6 +270,11 @@ class Checks:
         return math.isnan(self.weight_variation) and not math.isnan(self.cut)
 
     @property
+    def _hides_correlations(self) -> bool:
+        """True if the release does not say how columns are correlated, and that matters."""
+        return self.hidden > MOST_HIDDEN and not math.isnan(self.apart)
+
+    @property
     def notes(self) -> list[str]:
         """Returns sentences on what limits the posterior, and on what is not checked."""
         sentences = []
@@ -263,6 +288,11 @@ class Checks:
             sentences.append(
                 f"{few}: that would move the posterior by up to {self.third_order:.1f} standard "
                 f"deviations, of which at most {MOST_THIRD_ORDER:g} are reckoned with"
+            )
+        if self._hides_correlations and not self.apart > MOST_APART:
+            sentences.append(
+                "noise hides how columns are correlated: intervals rest on the correlations of the "
+                "public inputs"
             )
         if not (math.isnan(self.weight_variation) and math.isnan(self.cut)):
             sentences.append(self._weights)
@@ -593,7 +623,28 @@ def extents(
     variances = np.diag(mixture.covariance)
     linear = _LINEAR**2 * np.diag(np.linalg.pinv(information, hermitian=True))
     factors: np.ndarray = np.sqrt((away**2 + variances) / linear)
-    return np.where(np.sqrt(variances) < _ABOUT * prior_sds, factors, math.nan)
+    return np.where(np.sqrt(variances) < ABOUT * prior_sds, factors, math.nan)
+
+
+def apart(information: np.ndarray, is_input: np.ndarray) -> float:
+    """Returns the share of pairs of columns that are not correlated, but for chance.
+
+    Those of invented inputs mostly are. Pairs that exclude one another, as levels of a column or
+    groups, have no information in common whatever the records are, and are counted as correlated.
+
+    Args:
+      information: The information of a record at public inputs, shape [d, d].
+      is_input: Which coordinates multiply a column, bool [d].
+
+    Returns:
+      The share, or NaN for a single column.
+    """
+    root = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    correlations = np.abs(information / np.outer(root, root))[np.ix_(is_input, is_input)]
+    pairs = correlations[np.triu_indices(len(correlations), 1)]
+    if not len(pairs):
+        return math.nan
+    return float(np.mean((pairs > _EXCLUDED) & (pairs < _UNCORRELATED)))
 
 
 def _least_width(quantiles: np.ndarray) -> np.ndarray:

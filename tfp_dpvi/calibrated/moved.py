@@ -84,12 +84,7 @@ class MovedScores:
         Args:
           truth: The coordinates that outcomes follow, shape [d].
         """
-        logs = self._density(self._likelihood.vector_at(truth), *self._records).numpy()
-        usable = self._usable & np.isfinite(logs)
-        logs = np.where(usable, logs - self._start, 0.0).astype(np.float64)
-        # Those at the point have the mean 0.
-        ratios = np.expm1(np.minimum(logs, _MOST_LOG))
-        mean: np.ndarray = (self.weights * ratios) @ self.psi
+        mean: np.ndarray = self.means(truth[None])[0]
         return mean
 
     def tilted(self, truths: np.ndarray, tilts: np.ndarray) -> np.ndarray:

@@ -587,10 +587,10 @@ class Scoring:
         information = self._information(curvatures)
         back = self._course.inputs.whitening @ np.linalg.inv(self._coordinates.whitening)
         information = symmetric(back @ information @ back.T)
-        magnified = _magnified(information, _least_share(_noise_over(curvatures), 1))
+        magnified = _magnified(information, _least_share(curvatures.relative_noise, 1))
         prior = self.prior.whitened(back @ self._coordinates.whitening) / self.num_records
         relative = whitening_of(magnified + prior, np.arange(self.size))
-        self._course.inputs.unlike = _Unlike(information, relative, _noise_over(curvatures))
+        self._course.inputs.unlike = _Unlike(information, relative, curvatures.relative_noise)
 
     def _use_weights(self, look: _Look, num_blocks: int) -> None:
         """Weights the public inputs, which then resemble the private ones.
@@ -728,10 +728,10 @@ class Scoring:
         if look.is_alike or curvatures.window.curvature_signal < _LEAST_SIGNAL:
             return is_far
         information = self._information(curvatures)
-        magnified = _magnified(information, _least_share(_noise_over(curvatures), len(blocks)))
+        magnified = _magnified(information, _least_share(curvatures.relative_noise, len(blocks)))
         relative = whitening_of(magnified + precision / num, np.arange(self.size))
         self._use(
-            FitCoordinates(relative @ whitening, trusted=False, noise=_noise_over(curvatures))
+            FitCoordinates(relative @ whitening, trusted=False, noise=curvatures.relative_noise)
         )
         moments = self._moments_alike(self._theta())
         self._set_target(symmetric(relative @ information @ relative.T), moments)
@@ -924,12 +924,6 @@ def _least_share(noise: float, num_blocks: int) -> float:
       num_blocks: In so many blocks of steps.
     """
     return min(1.0, _LEAST_OVER_NOISE * noise * math.sqrt(num_blocks / (NUM_BLOCKS - _BURN_IN)))
-
-
-def _noise_over(curvatures: Curvatures) -> float:
-    """Returns the noise's standard deviation on the diagonal of the matrix, over its mean."""
-    level = np.trace(curvatures.matrices.mean(axis=0)) / len(curvatures.window.score)
-    return float(curvatures.window.matrix_sd / level)
 
 
 def _magnified(information: np.ndarray, least: float) -> np.ndarray:

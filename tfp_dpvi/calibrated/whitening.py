@@ -437,6 +437,12 @@ class Curvatures:
         traces = [np.trace(part.mean(axis=0)) for part in (self.slopes, self.matrices)]
         return float(traces[0] / traces[1])
 
+    @property
+    def relative_noise(self) -> float:
+        """The noise's standard deviation on the diagonal of the matrix, over its mean."""
+        level = np.trace(self.matrices.mean(axis=0)) / len(self.window.score)
+        return float(self.window.matrix_sd / level)
+
 
 class SeenCurvature:
     """The curvature as a release and a simulation show it, before it is drawn.
