@@ -1,5 +1,7 @@
 """The expected score far from where it was released: against closed forms and exact posteriors."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import scipy.special
@@ -8,6 +10,7 @@ from support.scoring import Fits
 from tfp_dpvi._tf import tf, tfd
 from tfp_dpvi.bayes.model import BayesianModel
 from tfp_dpvi.calibrated import centred_fit
+from tfp_dpvi.calibrated.checks import MOST_HIDDEN, apart
 from tfp_dpvi.calibrated.diagonal import MOST_DENSE
 from tfp_dpvi.calibrated.expected import ExpectedScore
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, sampled_mixture
@@ -139,8 +142,18 @@ def test_chains_know_nothing_of_more_coordinates_than_they_have():
     assert sds.mean() == pytest.approx(1.0, abs=0.06)
 
 
-def test_a_fit_that_noise_hides_takes_it(monkeypatch):
+@pytest.fixture(scope="module")
+def hidden():
+    """200 records with six independent columns, and what was released of them."""
     generator = np.random.default_rng(0)
+    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 6)})
+    x = generator.normal(size=(200, 6)).astype("float32")
+    y = (generator.random(200) < scipy.special.expit(x.sum(axis=1))).astype("int32")
+    fits = Fits(prior, lambda p, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, p["w"])), x, y, x)
+    return fits, fits.run(x, y, seed=0)
+
+
+def test_a_fit_that_noise_hides_takes_it(hidden, monkeypatch):
     taken = []
 
     def recorded(*arguments):
@@ -148,13 +161,56 @@ def test_a_fit_that_noise_hides_takes_it(monkeypatch):
         return taken[-1]
 
     monkeypatch.setattr(centred_fit, "ExpectedScore", recorded)
-    prior = tfd.JointDistributionNamed({"w": tfd.Sample(tfd.Normal(0.0, 1.0), 6)})
-    x = generator.normal(size=(200, 6)).astype("float32")
-    y = (generator.random(200) < scipy.special.expit(x.sum(axis=1))).astype("int32")
-    fits = Fits(prior, lambda p, x: tfd.Bernoulli(logits=tf.linalg.matvec(x, p["w"])), x, y, x)
-    posterior = fits.posterior(fits.run(x, y, seed=0))
+    fits, released = hidden
+    posterior = fits.posterior(released)
     assert len(taken) == 1
     assert np.isnan(posterior.checks.third_order)
     draws = posterior.distribution.sample(500, seed=[0, 1])["w"].numpy()
     assert np.isfinite(draws).all()
     assert 0.2 < draws.std(axis=0).mean() < 1.1
+
+
+def test_where_its_chains_fail_the_straight_line_stays(hidden, monkeypatch):
+    def failing(*arguments, is_costly=False):
+        raise np.linalg.LinAlgError("chains of equal states")
+
+    monkeypatch.setattr(centred_fit.mixtures, "sampled_mixture", failing)
+    fits, released = hidden
+    posterior = fits.posterior(released)
+    assert np.isinf(posterior.checks.third_order)
+    sds = np.sqrt(np.diag(posterior.mixture.covariance))
+    assert np.all((sds > 0.1) & (sds < 1.1))
+
+
+def test_noise_that_hides_correlations_is_said(hidden, monkeypatch):
+    """As a warning where public inputs have none, and else as a note."""
+    # Chains, which take time, are not the subject.
+    monkeypatch.setattr(centred_fit, "MOST_THIRD_ORDER", np.inf)
+    fits, released = hidden
+    checks = fits.posterior(released).checks
+    assert checks.hidden > MOST_HIDDEN
+    assert any("noise hides whether columns are correlated" in each for each in checks.warnings)
+    assert not any("correlations" in each for each in checks.notes)
+    own = np.random.default_rng(1).normal(size=(1000, 1))
+    like = (own + 0.5 * np.random.default_rng(2).normal(size=(1000, 6))).astype("float32")
+    before = fits.scoring.likelihood.pool
+    fits.scoring.likelihood.set_inputs(like)
+    checks = fits.posterior(released).checks
+    fits.scoring.likelihood.set_inputs(before)
+    assert not any("columns are correlated" in each for each in checks.warnings)
+    assert any("correlations of the public inputs" in each for each in checks.notes)
+    # Neither is said of a release that shows them, nor of a posterior that is the prior.
+    for changes in ({"hidden": 0.3}, {"apart": np.nan}):
+        known = dataclasses.replace(checks, **changes)
+        assert not any("correlat" in each for each in (*known.warnings, *known.notes))
+
+
+def test_pairs_of_columns_are_apart_but_for_levels():
+    x = np.random.default_rng(0).normal(size=(1000, 4))
+    every = np.ones(4, bool)
+    assert apart(x.T @ x, every) == 1.0
+    assert apart(np.cumsum(x, axis=1).T @ np.cumsum(x, axis=1), every) == 0.0
+    # No information in common, as of levels that exclude one another.
+    assert apart(np.eye(4), every) == 0.0
+    # An intercept is no column, and a single column has no pair.
+    assert np.isnan(apart(x.T @ x, np.array([False, True, False, False])))
