@@ -69,6 +69,9 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN",
         help="release typical values of these first, or of none; by default of those without any",
     )
+    parser.add_argument(
+        "--public-data", metavar="FILE", help="public records with columns like the private ones"
+    )
     _add_output(parser)
 
 
@@ -238,6 +241,7 @@ def _fit(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         measured=options.measured,
         unit=options.unit,
         max_rows_per_unit=options.max_rows_per_unit,
+        public_data=options.public_data and read_table(options.public_data, schema),
         verbose=int(sys.stderr.isatty()),
     )
     result.save(folder / "regression.zip")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi.calibrated.diagonal import least_inputs
 from tfp_dpvi.data import Schema, make_records, make_units
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.records import check_max_weight, refuse_weights
@@ -75,6 +76,7 @@ def regression(
     checks: float | None = None,
     check_columns: Sequence[str] | None = None,
     weights: str | None = None,
+    public_data: TableData | None = None,
     verbose: int = 0,
 ) -> Regression:
     """Fits a Bayesian regression with differential privacy; there is nothing to tune.
@@ -130,6 +132,9 @@ def regression(
       weights: The column of survey weights, described in the schema, whose `upper` is the public
         largest weight. The estimates are then those of the same regression on the whole
         population, also if weights depend on outcomes. With `unit`, a person has one weight.
+      public_data: A public data set whose covariates are scaled and correlated like the private
+        ones, such as an earlier wave: where noise hides how columns are correlated, intervals rest
+        on it. None for invented records of the schema, whose columns are independent.
       verbose: As in Keras; 1 shows a bar of the fit's steps.
 
     Returns:
@@ -163,13 +168,7 @@ def regression(
     schema = Schema.of(schema)
     check.epsilon(epsilon)
     check.delta(delta)
-    if num_records is not None:
-        check.count("num_records", num_records, 1)
-    if seed is not None:
-        check.count("seed", seed)
-    if isinstance(measured, str) or not isinstance(measured, Iterable | None):
-        name = measured if isinstance(measured, str) else "age"
-        raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
+    _check_settings(num_records, seed, measured)
     described_by = {"missing": missing, "outside": outside, "constants": constants}
     design, parts = described(formula, family, schema, priors, unit, **described_by)
     persons = _persons(data, design, unit, max_rows_per_unit)
@@ -184,6 +183,7 @@ def regression(
         named = dict(zip(design.labels, rows.common.T, strict=True))
         made = make_records(named, y, None, dtype=np.dtype(np.float64), validate=False)
         made.refuse_earlier_outcomes(make_units(persons["unit_ids"], made.num, 1))
+    num_public = _num_public(public_data, design, parts)
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
     records = Measurable(data, ledger, persons.get("unit_ids"))
@@ -203,9 +203,12 @@ def regression(
     model.compile(epsilon=epsilon, delta=delta, ledger=ledger)
     x = parts.inputs(rows)
     parts = dataclasses.replace(
-        parts, weights=weights or "", max_weight=settings.get("max_weight", 0.0)
+        parts,
+        weights=weights or "",
+        max_weight=settings.get("max_weight", 0.0),
+        num_public=num_public,
     )
-    public = public_inputs(design, parts)
+    public = public_inputs(design, parts, public_data)
     if persons:
         settings["public_unit_ids"] = _public_persons(len(public), persons["max_rows_per_unit"])
     with words.own_log():
@@ -215,6 +218,19 @@ def regression(
     for sentence in result.warnings:
         words.LOG.warning("Do not trust the intervals of %s: %s.", formula, sentence)
     return result
+
+
+def _check_settings(
+    num_records: int | None, seed: int | None, measured: Sequence[str] | None
+) -> None:
+    """Raises for arguments of wrong types or signs."""
+    if num_records is not None:
+        check.count("num_records", num_records, 1)
+    if seed is not None:
+        check.count("seed", seed)
+    if isinstance(measured, str) or not isinstance(measured, Iterable | None):
+        name = measured if isinstance(measured, str) else "age"
+        raise TypeError(f"measured must be a list of columns, such as [{name!r}].")
 
 
 def described(
@@ -294,18 +310,37 @@ def _check_limit(design: Design, family: str) -> None:
         )
 
 
-def public_inputs(design: Design, parts: Parts) -> np.ndarray:
-    """Returns invented inputs of the schema, which set the coordinates of scoring steps.
+def public_inputs(design: Design, parts: Parts, public_data: TableData | None = None) -> np.ndarray:
+    """Returns inputs that set the coordinates of scoring steps, invented or of public records.
 
     Args:
       design: The design of the formula.
       parts: The model's description.
+      public_data: Public records, or None for invented ones of the schema.
     """
+    if public_data is not None:
+        return parts.inputs(design.rows(public_data))
     num = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
     records = design.simulated(num, _SEED_PUBLIC)
     near = design.simulated(_NUM_NEAR, _SEED_NEAR, near=True)
     joined = {name: np.concatenate([records[name], near[name]]) for name in records}
     return parts.inputs(design.rows(joined))
+
+
+def _num_public(public_data: TableData | None, design: Design, parts: Parts) -> int:
+    """Returns the number of public records, checked before anything is spent; 0 for none."""
+    if public_data is None:
+        return 0
+    try:
+        num = len(public_inputs(design, parts, public_data))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"public_data: {error}") from error
+    least = least_inputs(parts.num_coefficients)
+    if num < least:
+        raise ValueError(
+            f"public_data has {num} rows: pass at least {least} for these terms, or leave it out."
+        )
+    return num
 
 
 def _persons(data: TableData, design: Design, unit: str | None, most: int | None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Parts:
       share: The share of epsilon and delta for that release.
       weights: The column of weights, or "".
       max_weight: The largest weight, by the schema; 0 without weights.
+      num_public: The number of public records that were passed; 0 if they were invented.
     """
 
     family: str
@@ -43,6 +44,7 @@ class Parts:
     share: float = 0.0
     weights: str = ""
     max_weight: float = 0.0
+    num_public: int = 0
 
     @property
     def kind(self) -> Family:

@@ -203,7 +203,10 @@ class Regression:
             sentences.append("missing covariates: typical value and an indicator")
         if design.outside == "clip":
             sentences.append("numbers outside of their bounds: clipped to them")
-        return [*sentences, "public inputs: invented records of the schema, columns independent"]
+        public = "invented records of the schema, columns independent"
+        if parts.num_public:
+            public = f"{parts.num_public} records of public_data"
+        return [*sentences, f"public inputs: {public}"]
 
     def _priors_of_coefficients(self) -> list[str]:
         parts, design = self.parts, self.design

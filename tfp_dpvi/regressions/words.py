@@ -45,6 +45,12 @@ _MEANINGS = (
         "truth, or take fewer terms",
     ),
     (
+        r"noise hides whether columns are correlated, .*",
+        "noise hides whether columns are correlated: if they are, intervals are too narrow; take a "
+        "larger epsilon or fewer terms, or pass public_data whose columns are correlated as the "
+        "private ones are",
+    ),
+    (
         r"the clip is too small \(kappa (.*)\).*",
         r"most records count for less than they say (kappa \1), as they are unlike the schema's "
         "invented ones: give bounds and typical values that are nearer to the truth",
