@@ -200,7 +200,7 @@ def test_noise_that_hides_correlations_is_said(hidden, monkeypatch):
     assert not any("columns are correlated" in each for each in checks.warnings)
     assert any("correlations of the public inputs" in each for each in checks.notes)
     # Neither is said of a release that shows them, nor of a posterior that is the prior.
-    for changes in ({"hidden": 0.3}, {"apart": np.nan}):
+    for changes in ({"hidden": 2.0}, {"apart": np.nan}):
         known = dataclasses.replace(checks, **changes)
         assert not any("correlat" in each for each in (*known.warnings, *known.notes))
 

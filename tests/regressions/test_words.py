@@ -27,7 +27,7 @@ FAILED = {
     "halves": Checks(**{**TRAINED, "halves": 1e-9, "lack_of_fit": 0.0}),
     "kappa": Checks(**{**TRAINED, "kappa": 2.5, "lack_of_fit": 0.0}),
     "mismatch": Checks(**TRAINED, mismatch=0.7, lack_of_fit=0.0),
-    "correlations": Checks(**TRAINED, hidden=0.5, apart=1.0, lack_of_fit=0.0),
+    "correlations": Checks(**TRAINED, hidden=3.0, apart=1.0, lack_of_fit=0.0),
     "lack of fit": Checks(**TRAINED, lack_of_fit=0.31, lack_of_fit_z=8.0),
     "ranks": Checks(**TRAINED, lack_of_fit=0.0, lack_of_fit_z=0.0, ranks=1e-7),
     "cut": Checks(**TRAINED, lack_of_fit=0.0, weight_variation=0.5, cut=0.03, cut_noise=0.004),

@@ -25,7 +25,7 @@ from tfp_dpvi.calibrated.checks import (
     widths,
 )
 from tfp_dpvi.calibrated.conflict import pulls
-from tfp_dpvi.calibrated.diagonal import MOST_DENSE, least_inputs, num_inputs
+from tfp_dpvi.calibrated.diagonal import MOST_DENSE, NUM_PROBES, least_inputs, num_inputs
 from tfp_dpvi.calibrated.expected import ExpectedScore
 from tfp_dpvi.calibrated.jumps import parameters_that_jump
 from tfp_dpvi.calibrated.mixture import LinearLikelihood, Mixture
@@ -606,8 +606,10 @@ def _checks(
         tail,
     )
     if not (scoring.pairing.generative or np.all(width[index] > ABOUT)):
+        # Of many columns, the noise on their squares along random directions.
+        radius = math.sqrt(2.0 * min(len(index), NUM_PROBES))
         pairs = apart(moments.information, columns_of(scoring.pairing))
-        checks = dataclasses.replace(checks, hidden=curvatures.relative_noise, apart=pairs)
+        checks = dataclasses.replace(checks, hidden=radius * curvatures.relative_noise, apart=pairs)
     return checks.with_fit(excess, z, ranks, parameters)
 
 
