@@ -74,6 +74,16 @@ def test_a_shift_warns_if_it_is_large_and_no_chance():
     assert sentence.startswith("the estimate of sigma is 3 posterior standard deviations from")
 
 
+def test_a_lack_of_fit_that_noise_hides_is_noted():
+    known = {"distance": 0.1, "halves": 0.5, "kappa": 1.0, "curvature_signal": 9.0}
+    # A standard deviation of .2, or of .02; without ranks, outcomes have few values.
+    hidden = Checks(**known, lack_of_fit=-0.1, lack_of_fit_z=-0.5, ranks=0.4)
+    (note,) = hidden.notes
+    assert "1.6 times as much would not be seen" in note
+    for changes in ({"lack_of_fit_z": -5.0}, {"ranks": np.nan}):
+        assert not dataclasses.replace(hidden, **changes).notes
+
+
 def test_what_neither_ranks_nor_shift_are_sure_of_they_are_together():
     """0.01 and 0.02 are above 0.03 / 6, and 0.0019 by Fisher's method is not."""
     rows = checks(shift=np.array([0.9, np.nan, 3.0]), shift_z=np.array([0.0, np.nan, 2.81]))

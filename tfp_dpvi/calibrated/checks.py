@@ -23,6 +23,8 @@ FALSE_ALARMS = 0.03
 LEAST_HALVES = 0.001
 # A lack of fit and a shift that matter: relative, and in posterior standard deviations.
 MOST_LACK_OF_FIT = 0.02
+# A lack of fit that would widen intervals by a fifth.
+MOST_UNSEEN = 0.5
 MOST_SHIFT = 1.0
 # A pull by the prior that matters, in posterior standard deviations.
 MOST_PULL = 1.0
@@ -31,6 +33,8 @@ _LIMITS = {"shift": MOST_SHIFT, "pull": MOST_PULL}
 MOST_CUT = 0.01
 # Standard deviations of noise by which a released share is surely beyond its limit: 1 % of chance.
 _CLEARLY = 2.33
+# And from which a lack of fit is said: Holm's procedure over five tests.
+_CLEARLY_UNLIKE = 2.75
 # Of the range in which scores are linear.
 MOST_EXTENT = 1.0
 # Right public inputs have at most 1.31 in ten cells of the calibration study. Of fits whose columns
@@ -275,6 +279,13 @@ class Checks:
         return self.hidden > MOST_HIDDEN and not math.isnan(self.apart)
 
     @property
+    def _unseen_excess(self) -> float:
+        """The lack of fit that noise hides, relative; NaN for outcomes of few values."""
+        if math.isnan(self.ranks) or not self.lack_of_fit_z:
+            return math.nan
+        return _CLEARLY_UNLIKE * self.lack_of_fit / self.lack_of_fit_z
+
+    @property
     def notes(self) -> list[str]:
         """Returns sentences on what limits the posterior, and on what is not checked."""
         sentences = []
@@ -288,6 +299,11 @@ class Checks:
             sentences.append(
                 f"{few}: that would move the posterior by up to {self.third_order:.1f} standard "
                 f"deviations, of which at most {MOST_THIRD_ORDER:g} are reckoned with"
+            )
+        if self._unseen_excess > MOST_UNSEEN:
+            sentences.append(
+                "noise hides whether outcomes vary as the model says: "
+                f"{1.0 + self._unseen_excess:.1f} times as much would not be seen"
             )
         if self._hides_correlations and not self.apart > MOST_APART:
             sentences.append(
