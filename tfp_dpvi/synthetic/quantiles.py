@@ -112,6 +112,15 @@ class Cumulative:
         below = (probability - ends[place]) / mass if mass > 0.0 else 0.5
         return place, float(np.clip(below, 0.0, 1.0))
 
+    def limits(self, probability: float) -> tuple[float, float]:
+        """Returns the lower and the upper edge of the merged level that has a quantile.
+
+        Args:
+          probability: The share of values that are below.
+        """
+        low, high = self._limits[self._level(probability)[0]]
+        return float(low), float(high)
+
     def is_wide(self, probability: float) -> bool:
         """Returns whether a quantile is in a level of more than one value.
 
