@@ -266,8 +266,7 @@ def test_quantiles_of_numbers_that_are_all_equal(value):
     column = Continuous(0.0, 100.0, bins=list(np.linspace(0.0, 100.0, 1001)[1:-1]))
     found = of_levels(column, np.full(NUM, value), 5.0)
     low, high = found.quantile("x", [0.1, 0.5, 0.9]).interval()
-    assert low[1] <= value <= high[1]
-    assert np.all((low <= 37.25) & (high >= 37.25))
+    assert np.all((low <= value) & (value <= high))
     assert np.all(high - low < 0.15)
 
 

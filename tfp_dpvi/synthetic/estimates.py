@@ -496,21 +496,23 @@ class Estimates:
         cumulative: Cumulative,
     ) -> tuple[str, ...]:
         """Returns which quantiles leave their intervals if records are far from the others."""
-        said = []
+        said, present = [], self._present(name)
         for far in self._levels[name].far:
             side, word = (1.0, "large") if far.is_upper else (-1.0, "small")
             moved = {}
             for share, end in zip(shares, ends[int(far.is_upper)], strict=True):
                 # Without them, the quantile is a more extreme one of the others.
-                extreme = share + side * far.records / self._present(name)
+                extreme = share + side * far.records / present
                 inside = 0.0 < extreme < 1.0
                 reached = cumulative.quantile(extreme) if inside else far.bound
-                outer = cumulative.limits(share)[int(far.is_upper)]
+                error = np.hypot(*_errors(cumulative, share, present))
+                most = float(np.clip(share + side * _NORMAL[0] * error, 0.0, 1.0))
+                outer = cumulative.limits(most)[int(far.is_upper)]
                 if side * outer > side * far.start and side * reached > side * end:
                     moved[f"{share:g}"] = reached
             if moved:
                 which = "quantiles" if len(moved) > 1 else "quantile"
-                most = max(moved.values(), key=lambda reached: side * reached)
+                most = side * max(side * reached for reached in moved.values())
                 said.append(
                     f"{_hides(name, far)}: if they are, the {which} {', '.join(moved)} may be as "
                     f"{word} as {most:.4g}, which is in no interval; {_NEARER}"
@@ -637,12 +639,17 @@ def _hides(name: str, far: Far) -> str:
     )
 
 
+def _errors(cumulative: Cumulative, share: float, records: float) -> tuple[float, float]:
+    """Returns the standard errors of the share below a quantile, of noise and sampling."""
+    return cumulative.noise(share), float(np.sqrt(share * (1.0 - share) / records))
+
+
 def _quantile(
     cumulative: Cumulative, name: str, share: float, records: float
 ) -> tuple[float, float, float, float]:
     """Returns a quantile, and its standard errors of noise, sampling and model."""
     value = cumulative.quantile(share)
-    noise, sampling = cumulative.noise(share), float(np.sqrt(share * (1.0 - share) / records))
+    noise, sampling = _errors(cumulative, share, records)
     error = float(np.hypot(noise, sampling))
     ends = [share + side * _NORMAL[0] * error for side in (-1.0, 1.0)]
     if ends[0] <= 0.0 or ends[1] >= 1.0:

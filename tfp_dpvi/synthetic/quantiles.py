@@ -163,6 +163,8 @@ class Cumulative:
     def _draws(self, probability: float) -> np.ndarray:
         """Returns a quantile under each draw of the values within its level, float64 [draws]."""
         level, below = self._level(probability)
+        # One value alone is that of all quantiles there, whose intervals have the whole level.
+        below = 0.5 if self._is_isolated(level) else below
         place = min(int(below * _VALUES), _VALUES - 1)
         draws: np.ndarray = self._values(level)[:, place]
         return draws
