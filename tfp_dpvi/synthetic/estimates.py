@@ -195,12 +195,13 @@ class Estimates:
             )
         found = [_quantile(cumulative, name, share, records) for share in shares]
         parts = np.array(found).T
-        return Estimate(
+        estimate = Estimate(
             f"quantiles of {name}",
             tuple(f"{share:g}" for share in shares),
             *(parts[0], parts[1], parts[2], parts[3]),
-            (*self._caveats([name]), _WITHIN),
         )
+        far = self._far_of_quantiles(name, shares, estimate.interval(), cumulative)
+        return dataclasses.replace(estimate, caveats=(*self._caveats([name]), *far, _WITHIN))
 
     def share(self, name: str) -> Estimate:
         """Returns the shares of a column's levels, with that of missing values if there may be any.
@@ -414,8 +415,12 @@ class Estimates:
         num = self._column(name).num_levels
         return self._checked_total(name, float(self._counts(name)[:num].sum()), num)
 
+    def _least(self, name: str, num: int) -> float:
+        """Returns the least sum of counts of levels that is clearly above 0."""
+        return float(_CLEAR * self._deviation(name) * np.sqrt(num))
+
     def _checked_total(self, name: str, total: float, num: int) -> float:
-        if total <= _CLEAR * self._deviation(name) * np.sqrt(num):
+        if total <= self._least(name, num):
             raise ValueError(
                 f"column {name!r}: the noise hides how many records there are: use more records or "
                 "a larger epsilon."
@@ -467,7 +472,8 @@ class Estimates:
     def _hidden(self, name: str) -> list[Far]:
         """Returns the far records that change a mean by more than its standard error."""
         part = self._levels[name]
-        if not part.far:
+        num = self._column(name).num_levels
+        if not part.far or self._counts(name)[:num].sum() <= self._least(name, num):
             return []
         errors = self._errors_of_mean(name, self._moments_of([name]))
         variance = float(np.sum(np.square(errors)))
@@ -482,10 +488,48 @@ class Estimates:
             for far in self._hidden(name)
         )
 
-    def _far(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _far_of_quantiles(
+        self,
+        name: str,
+        shares: Sequence[float],
+        ends: tuple[np.ndarray, np.ndarray],
+        cumulative: Cumulative,
+    ) -> tuple[str, ...]:
+        """Returns which quantiles leave their intervals if records are far from the others."""
+        said, present = [], self._present(name)
+        for far in self._levels[name].far:
+            side, word = (1.0, "large") if far.is_upper else (-1.0, "small")
+            moved = {}
+            for share, end in zip(shares, ends[int(far.is_upper)], strict=True):
+                # Without them, the quantile is a more extreme one of the others.
+                extreme = share + side * far.records / present
+                inside = 0.0 < extreme < 1.0
+                reached = cumulative.quantile(extreme) if inside else far.bound
+                error = np.hypot(*_errors(cumulative, share, present))
+                most = float(np.clip(share + side * _NORMAL[0] * error, 0.0, 1.0))
+                outer = cumulative.limits(most)[int(far.is_upper)]
+                if side * outer > side * far.start and side * reached > side * end:
+                    moved[f"{share:g}"] = reached
+            if moved:
+                which = "quantiles" if len(moved) > 1 else "quantile"
+                most = side * max(side * reached for reached in moved.values())
+                said.append(
+                    f"{_hides(name, far)}: if they are, the {which} {', '.join(moved)} may be as "
+                    f"{word} as {most:.4g}, which is in no interval; {_NEARER}"
+                )
+        return tuple(said)
+
+    @property
+    def far(self) -> tuple[str, ...]:
+        """Sentences on records that may be far from all others, which samples do not have."""
+        return self._far(self.schema.names, "samples suppose")
+
+    def _far(
+        self, names: Sequence[str], supposes: str = "the estimate supposes"
+    ) -> tuple[str, ...]:
         """Returns which records may be far from the others, as no interval includes."""
         return tuple(
-            f"{_hides(name, far)}: the estimate supposes that there are none; {_NEARER}"
+            f"{_hides(name, far)}: {supposes} that there are none; {_NEARER}"
             for name in names
             for far in self._hidden(name)
         )
@@ -595,12 +639,17 @@ def _hides(name: str, far: Far) -> str:
     )
 
 
+def _errors(cumulative: Cumulative, share: float, records: float) -> tuple[float, float]:
+    """Returns the standard errors of the share below a quantile, of noise and sampling."""
+    return cumulative.noise(share), float(np.sqrt(share * (1.0 - share) / records))
+
+
 def _quantile(
     cumulative: Cumulative, name: str, share: float, records: float
 ) -> tuple[float, float, float, float]:
     """Returns a quantile, and its standard errors of noise, sampling and model."""
     value = cumulative.quantile(share)
-    noise, sampling = cumulative.noise(share), float(np.sqrt(share * (1.0 - share) / records))
+    noise, sampling = _errors(cumulative, share, records)
     error = float(np.hypot(noise, sampling))
     ends = [share + side * _NORMAL[0] * error for side in (-1.0, 1.0)]
     if ends[0] <= 0.0 or ends[1] >= 1.0:

@@ -112,6 +112,15 @@ class Cumulative:
         below = (probability - ends[place]) / mass if mass > 0.0 else 0.5
         return place, float(np.clip(below, 0.0, 1.0))
 
+    def limits(self, probability: float) -> tuple[float, float]:
+        """Returns the lower and the upper edge of the merged level that has a quantile.
+
+        Args:
+          probability: The share of values that are below.
+        """
+        low, high = self._limits[self._level(probability)[0]]
+        return float(low), float(high)
+
     def is_wide(self, probability: float) -> bool:
         """Returns whether a quantile is in a level of more than one value.
 
@@ -154,6 +163,8 @@ class Cumulative:
     def _draws(self, probability: float) -> np.ndarray:
         """Returns a quantile under each draw of the values within its level, float64 [draws]."""
         level, below = self._level(probability)
+        # One value alone is that of all quantiles there, whose intervals have the whole level.
+        below = 0.5 if self._is_isolated(level) else below
         place = min(int(below * _VALUES), _VALUES - 1)
         draws: np.ndarray = self._values(level)[:, place]
         return draws

@@ -377,7 +377,8 @@ class Synthesizer:
 
         They are those of `model.probable`; a file of 0.5 and before has none, and gives a table of
         one posterior draw. Several of such tables do not differ by the noise for privacy: for
-        standard errors by `dpvi.synthetic.rubin` use `sample_many`.
+        standard errors by `dpvi.synthetic.rubin` use `sample_many`. The report says which columns
+        may have records far from all others that noise hides, and that samples do not have.
 
         Args:
           num_rows: The number of its records, by default the public number.
@@ -472,8 +473,14 @@ class Synthesizer:
         return self
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Returns the model's report with the schema; see `DPModel.privacy_report`."""
-        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.schema))
+        """Returns the model's report with the schema; see `DPModel.privacy_report`.
+
+        Its remarks say where noise may hide records that are far from all others, as no sample is.
+        """
+        report, released = self.model.privacy_report(delta), self.model.released
+        far = () if released is None else Estimates(self.model.schema, released).far
+        caveats = (*report.caveats, *far)
+        return dataclasses.replace(report, schema=str(self.schema), caveats=caveats)
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
         layout, num = self.model.layout, self.model.privacy_account.num_records
