@@ -206,11 +206,21 @@ def test_noise_that_hides_correlations_is_said(hidden, monkeypatch):
 
 
 def test_pairs_of_columns_are_apart_but_for_levels():
-    x = np.random.default_rng(0).normal(size=(1000, 4))
-    every = np.ones(4, bool)
-    assert apart(x.T @ x, every) == 1.0
-    assert apart(np.cumsum(x, axis=1).T @ np.cumsum(x, axis=1), every) == 0.0
-    # No information in common, as of levels that exclude one another.
-    assert apart(np.eye(4), every) == 0.0
-    # An intercept is no column, and a single column has no pair.
-    assert np.isnan(apart(x.T @ x, np.array([False, True, False, False])))
+    generator = np.random.default_rng(0)
+    every = np.ones(5, bool)
+
+    def share(columns):
+        x = np.concatenate([np.ones([1000, 1]), columns], axis=1)
+        return apart(x.T @ x, every, 0)
+
+    x = generator.normal(size=(1000, 4))
+    assert share(x) == 1.0
+    assert share(np.cumsum(x, axis=1)) == 0.0
+    # Shifted columns, or of zeros and ones, have no correlation by what they share with the intercept.
+    assert share(x + 5.0) == 1.0
+    assert share(x > 0.0) == 1.0
+    # Of two levels and two columns, the columns' pair; of levels alone none.
+    levels = np.eye(3)[generator.integers(3, size=1000)]
+    assert share(np.concatenate([levels[:, 1:], x[:, :2]], axis=1)) == 1.0
+    assert share(np.concatenate([levels[:, 1:], x[:, :1], x[:, :1]], axis=1)) == 0.0
+    assert np.isnan(share(np.eye(5)[generator.integers(5, size=1000)][:, 1:]))

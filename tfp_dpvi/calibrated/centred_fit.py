@@ -33,7 +33,6 @@ from tfp_dpvi.calibrated.pairing import Pairing
 from tfp_dpvi.calibrated.posterior import FAILURES, Calibrated, mixture_distribution
 from tfp_dpvi.calibrated.requirements import CannotPairError
 from tfp_dpvi.calibrated.scoring import Scoring
-from tfp_dpvi.calibrated.start import columns_of
 from tfp_dpvi.calibrated.straight import Straight
 from tfp_dpvi.calibrated.weights import ReleasedWeights, WeightScale
 from tfp_dpvi.calibrated.whitening import Curvatures, NormalPrior, without_far_draws
@@ -608,7 +607,7 @@ def _checks(
     if not (scoring.pairing.generative or np.all(width[index] > ABOUT)):
         # Of many columns, the noise on their squares along random directions.
         radius = math.sqrt(2.0 * min(len(index), NUM_PROBES))
-        pairs = apart(moments.information, columns_of(scoring.pairing))
+        pairs = apart(moments.information, scoring.is_input, scoring.intercept)
         checks = dataclasses.replace(checks, hidden=radius * curvatures.relative_noise, apart=pairs)
     return checks.with_fit(excess, z, ranks, parameters)
 

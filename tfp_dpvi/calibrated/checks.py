@@ -68,7 +68,7 @@ _QUARTILE = 0.6744897501960817
 # Standard deviations of the noise by which a coordinate's curvature is too small.
 _MISSING = 5.0
 _MUCH_NARROWER = 1.0 / 3.0
-# Correlations of columns: less is that of levels that exclude one another, or of chance.
+# Correlations of columns: with less, levels exclude one another; and less is that of chance.
 _EXCLUDED = 1e-6
 _UNCORRELATED = 0.2
 # Of the standard deviation that one record leaves: the range in which scores are linear.
@@ -642,25 +642,30 @@ def extents(
     return np.where(np.sqrt(variances) < ABOUT * prior_sds, factors, math.nan)
 
 
-def apart(information: np.ndarray, is_input: np.ndarray) -> float:
+def apart(information: np.ndarray, is_input: np.ndarray, intercept: int) -> float:
     """Returns the share of pairs of columns that are not correlated, but for chance.
 
-    Those of invented inputs mostly are. Pairs that exclude one another, as levels of a column or
-    groups, have no information in common whatever the records are, and are counted as correlated.
+    Those of invented inputs mostly are. Levels of a column or of a group exclude one another, and
+    have no information in common whatever the records are: they are left out.
 
     Args:
       information: The information of a record at public inputs, shape [d, d].
       is_input: Which coordinates multiply a column, bool [d].
+      intercept: The coordinate of the first intercept, which a shift of columns changes.
 
     Returns:
-      The share, or NaN for a single column.
+      The share, or NaN if there are less than two columns.
     """
-    root = np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-    correlations = np.abs(information / np.outer(root, root))[np.ix_(is_input, is_input)]
+    own = np.maximum(np.diag(information), np.finfo(float).tiny)
+    excluded = np.abs(information) < _EXCLUDED * np.sqrt(np.outer(own, own))
+    kept = is_input & ~np.any(excluded[:, is_input], axis=1)
+    kept[intercept] = False
+    with_intercept = np.outer(information[:, intercept], information[intercept])
+    central = information - with_intercept / own[intercept]
+    root = np.sqrt(np.maximum(np.diag(central), np.finfo(float).tiny))
+    correlations = np.abs(central / np.outer(root, root))[np.ix_(kept, kept)]
     pairs = correlations[np.triu_indices(len(correlations), 1)]
-    if not len(pairs):
-        return math.nan
-    return float(np.mean((pairs > _EXCLUDED) & (pairs < _UNCORRELATED)))
+    return float(np.mean(pairs < _UNCORRELATED)) if len(pairs) else math.nan
 
 
 def _least_width(quantiles: np.ndarray) -> np.ndarray:

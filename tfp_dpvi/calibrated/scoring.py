@@ -220,6 +220,8 @@ class Scoring:
       prior: A normal like the prior of the coordinates that the likelihood reads.
       prior_draws: Draws from the prior as coordinates, shape [n, D].
       size: The number d of parameters that the likelihood reads.
+      is_input: Which coordinates are no scales, bool [d].
+      intercept: The coordinate of the first intercept, or of what comes first without one.
       num_records: The public number N of records.
       theta: A variable, the parameters, shape [d].
     """
@@ -249,6 +251,7 @@ class Scoring:
         self._growth = np.where(ranks == SCALE, _MOST_GROWTH, math.inf)
         # After the scales; a model of scales alone has none.
         intercept = int(self._is_scale.sum()) % self.size
+        self.is_input, self.intercept = ranks != SCALE, int(self._order[intercept])
         self.likelihood = ScoredLikelihood(pairing, middle, x, max_weight, intercept)
         self._step = ScoringStep(self.likelihood, self.prior.mean)
         self.theta = self._step.theta

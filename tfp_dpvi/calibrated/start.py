@@ -32,18 +32,6 @@ def ranks_of(pairing: Pairing) -> np.ndarray:
     return np.concatenate(ranks)
 
 
-def columns_of(pairing: Pairing) -> np.ndarray:
-    """Returns which coordinates multiply a column, bool [d]: no scale, and no first intercept.
-
-    Args:
-      pairing: The model's coordinates.
-    """
-    ranks = ranks_of(pairing)
-    found = ranks != SCALE
-    found[np.flatnonzero(ranks == _INTERCEPT)[:1]] = False
-    return found
-
-
 def middle_of(draws: np.ndarray, pairing: Pairing) -> np.ndarray:
     """Returns the mean of a prior, shape [D]: of its draws, without their error if it is normal.
 

@@ -222,6 +222,7 @@ def _fit(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
     schema = read_schema(options.schema)
     data = read_table(options.data, schema)
+    public_data = options.public_data and read_table(options.public_data, schema)
     folder = _folder(options.out)
     print(f"fitting {options.formula}", file=sys.stderr)
     result = regression(
@@ -241,7 +242,7 @@ def _fit(options: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         measured=options.measured,
         unit=options.unit,
         max_rows_per_unit=options.max_rows_per_unit,
-        public_data=options.public_data and read_table(options.public_data, schema),
+        public_data=public_data,
         verbose=int(sys.stderr.isatty()),
     )
     result.save(folder / "regression.zip")

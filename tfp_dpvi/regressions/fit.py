@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfp_dpvi import _validate as check
-from tfp_dpvi.calibrated.diagonal import least_inputs
 from tfp_dpvi.data import Schema, make_records, make_units
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.records import check_max_weight, refuse_weights
@@ -50,6 +49,9 @@ _NUM_NEAR = 14336
 _PUBLIC_EACH = 16
 # Coefficients, levels of groups and scales that scoring steps can learn.
 MOST_COEFFICIENTS = 512
+# Public records that are passed: at least so many, or so many a coefficient.
+_LEAST_PUBLIC = 100
+_LEAST_PUBLIC_EACH = 5
 _SEED_PUBLIC = 7
 _SEED_NEAR = 8
 
@@ -183,7 +185,7 @@ def regression(
         named = dict(zip(design.labels, rows.common.T, strict=True))
         made = make_records(named, y, None, dtype=np.dtype(np.float64), validate=False)
         made.refuse_earlier_outcomes(make_units(persons["unit_ids"], made.num, 1))
-    num_public = _num_public(public_data, design, parts)
+    num_public = _num_public(public_data, design, parts, max_rows_per_unit)
     # All else was checked: what comes spends privacy.
     terms = Terms(epsilon, delta, num_records or 0, seed=seed)
     records = Measurable(data, ledger, persons.get("unit_ids"))
@@ -319,7 +321,9 @@ def public_inputs(design: Design, parts: Parts, public_data: TableData | None = 
       public_data: Public records, or None for invented ones of the schema.
     """
     if public_data is not None:
-        return parts.inputs(design.rows(public_data))
+        rows = parts.inputs(design.rows(public_data))
+        # Moments are those of the first ones, and data sets are often sorted.
+        return np.random.default_rng(_SEED_PUBLIC).permutation(rows)
     num = max(_NUM_PUBLIC, _PUBLIC_EACH * parts.num_coefficients)
     records = design.simulated(num, _SEED_PUBLIC)
     near = design.simulated(_NUM_NEAR, _SEED_NEAR, near=True)
@@ -327,19 +331,34 @@ def public_inputs(design: Design, parts: Parts, public_data: TableData | None = 
     return parts.inputs(design.rows(joined))
 
 
-def _num_public(public_data: TableData | None, design: Design, parts: Parts) -> int:
-    """Returns the number of public records, checked before anything is spent; 0 for none."""
+def _num_public(
+    public_data: TableData | None, design: Design, parts: Parts, most: int | None
+) -> int:
+    """Returns the number of public records, checked before anything is spent; 0 for none.
+
+    What does not vary in them would be taken as known: intervals of its effect were too narrow.
+    """
     if public_data is None:
         return 0
+    if not (design.labels or design.groups):
+        raise ValueError("public_data is for covariates, and formula has none: leave it out.")
     try:
-        num = len(public_inputs(design, parts, public_data))
+        rows = design.rows(public_data)
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"public_data: {error}") from error
-    least = least_inputs(parts.num_coefficients)
-    if num < least:
+    num = len(rows.common)
+    count = num if most is None else len(np.unique(_public_persons(num, most)))
+    least = max(_LEAST_PUBLIC, _LEAST_PUBLIC_EACH * parts.num_coefficients)
+    if count < least:
+        of = "rows" if most is None else f"persons of up to {most} rows"
         raise ValueError(
-            f"public_data has {num} rows: pass at least {least} for these terms, or leave it out."
+            f"public_data has {count} {of}: pass at least {least} for these terms, or leave it out."
         )
+    columns = zip(design.labels, rows.common.T, strict=True)
+    same = [label for label, column in columns if np.ptp(column) == 0.0]
+    if same or not np.any(rows.groups, axis=0).all():
+        what = f"{same[0]!r} is the same in all rows" if same else "a level of a group has no row"
+        raise ValueError(f"public_data: {what}. Pass records in which all terms vary, or none.")
     return num
 
 
