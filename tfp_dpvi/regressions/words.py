@@ -40,9 +40,9 @@ _MEANINGS = (
     ),
     (
         r"the released curvature is far from that .*\(mismatch (.*)\).*",
-        r"columns are spread or correlated otherwise than in public_data, or the schema's invented "
-        r"records, and noise hides how (mismatch \1): give bounds and typical values that are nearer "
-        "to the truth, or take fewer terms",
+        r"columns are spread or correlated otherwise than in public_data, or in the schema's "
+        r"invented records, and noise hides how (mismatch \1): give bounds and typical values that "
+        "are nearer to the truth, or take fewer terms",
     ),
     (
         r"noise hides whether columns are correlated, .*",
