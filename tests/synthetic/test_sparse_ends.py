@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 
+from tfp_dpvi import load_model
 from tfp_dpvi.synthetic import (
     Binary,
     Continuous,
@@ -172,7 +173,7 @@ def test_quantiles_say_what_far_records_would_change():
         assert 4.56 < float(re.fullmatch(pattern, caveat).group(2)) <= 5.0
 
 
-def test_reports_say_that_samples_have_no_far_records():
+def test_reports_say_that_samples_have_no_far_records(tmp_path):
     generator = np.random.default_rng(0)
     usual = np.clip(generator.normal(50.0, 10.0, size=[2, 1000]), 0.0, 100.0)
     schema = Schema({"x": Continuous(0.0, 10_000.0), "y": Continuous(0.0, 100.0)})
@@ -181,6 +182,8 @@ def test_reports_say_that_samples_have_no_far_records():
         warnings.simplefilter("ignore")
         synthesizer.fit({"x": usual[0], "y": usual[1]}, epsilon=1.0, delta=1e-5, steps=1)
     caveats = synthesizer.privacy_report().caveats
+    synthesizer.save(tmp_path / "table.keras")
+    assert load_model(tmp_path / "table.keras").privacy_report().caveats == caveats
     (said,) = (caveat for caveat in caveats if "far from the others" in caveat)
     assert re.fullmatch(
         r"the noise hides whether some \d+ records of 'x' are far from the others, between [\d.]+ "

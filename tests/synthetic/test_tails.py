@@ -72,9 +72,27 @@ def test_draws_stay_within_their_levels(is_upper):
             assert np.all((low <= found) & (found <= high))
 
 
+def test_numbers_that_were_cut_lie_at_the_bound():
+    """As many as an exponential distribution has beyond it: exp(-2) of exp(-1) and of exp(-3)."""
+    uniform = (np.arange(1000) + 0.5) / 1000.0
+    for is_upper, low, high in ((True, 3.0, 5.0), (False, -5.0, -3.0)):
+        bound, threshold = (5.0, 2.0) if is_upper else (-5.0, -2.0)
+        tail = Tail(is_upper, threshold, ((0.0, 1.0), (0.0, 1.0)), bound=bound, piled=(1,))
+        ends = (np.full(1000, low), np.full(1000, high))
+        none, cut = (tail.values(*ends, uniform, draw) for draw in (0, 1))
+        assert np.mean(none == bound) == 0.0
+        assert np.mean(cut == bound) == pytest.approx(np.exp(-2.0), abs=2e-3)
+        inner = np.full(1000, 2.5 if is_upper else -3.0)
+        assert not np.any(tail.values(inner, inner + 0.5, uniform, 1) == bound)
+
+
 @pytest.mark.parametrize("sigma", [1.0, 1.5, 2.0])
 def test_moments_and_quantiles_of_heavy_tails(sigma):
-    """Medians of 20 data sets. Uniform draws in the widest level give means that are 23 % too large at sigma 1."""
+    """Medians of 20 data sets.
+
+    Uniform draws in the widest level give means that are 23 % too large at sigma 1. At sigma 2,
+    60 numbers lie at the bound: as if none did, standard deviations are 10 % too small.
+    """
     generator = np.random.default_rng(random.getrandbits(32))
     errors, few = [], 0
     for _ in range(20):
@@ -85,12 +103,11 @@ def test_moments_and_quantiles_of_heavy_tails(sigma):
         statistics = (np.mean, np.std, np.median, lambda part: np.quantile(part, 0.99))
         errors.append([of(made) / of(numbers) - 1.0 for of in statistics])
     mean, sd, median, high = np.median(np.abs(errors), axis=0)
-    assert mean < (0.02 if sigma == 1.0 else 0.06)
-    assert sd < (0.1 if sigma == 1.0 else 0.2)
+    assert mean < (0.02 if sigma == 1.0 else 0.04)
+    assert sd < {1.0: 0.1, 1.5: 0.12, 2.0: 0.06}[sigma]
     assert median < 0.02
     assert high < (0.04 if sigma == 1.0 else 0.1)
-    if sigma == 1.5:
-        assert few > 10
+    assert sigma == 1.0 or few > 15
 
 
 @pytest.mark.parametrize("is_upper", [True, False])
@@ -407,6 +424,11 @@ def test_ends_are_saved_and_old_files_have_none():
     assert column.ends
     saved = serialization.encode(column, "column")
     assert serialization.decode(saved) == column
+    for tail in saved["fields"]["ends"]["tuple"]:
+        del tail["fields"]["bound"], tail["fields"]["piled"]
+    old = serialization.decode(saved)
+    assert [end.draws for end in old.ends] == [end.draws for end in column.ends]
+    assert not old.ends[0].piled
     for name in ("ends", "falling", "few"):
         del saved["fields"][name]
     assert serialization.decode(saved).ends == ()

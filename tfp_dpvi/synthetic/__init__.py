@@ -5,10 +5,10 @@ Read the files in this order. Each imports from those before it only.
 * `releases` charges noisy counts and releases them. `tails` has distributions at the ends of
   columns of numbers; `grouping` chooses levels by private histograms.
 * `mixture` is a table's prior and likelihood; `pairs` counts pairs of columns, and triples with a
-  target, and says how likely noisy counts are; `rules` are kept by synthetic records; `model` is
-  what is fitted and saved.
+  target, and says how likely noisy counts are.
 * `levels` has values of levels, `moments` their means and covariances, `quantiles` their
-  distribution function, `estimates` what follows from these without the model; `rubin` combines
+  distribution function, `estimates` what follows from these without the model.
+* `rules` are kept by synthetic records; `model` is what is fitted and saved; `rubin` combines
   analyses of several synthetic tables.
 * `planning` says how much of a fit is noise; `synthesizer` is `tfp_dpvi.Synthesizer`.
 """

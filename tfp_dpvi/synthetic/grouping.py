@@ -181,16 +181,21 @@ def with_ends(
         if num:
             levels = np.sort(order[-num:])
             ends += _end(column, levels, is_upper, counts, coarse, fine, generator)
-    fitted = _with_faint(dataclasses.replace(column, ends=tuple(ends)), counts, fine, single)
+    fitted = dataclasses.replace(column, ends=tuple(ends))
+    fitted = _with_faint(fitted, counts, coarse, fine, single)
     return dataclasses.replace(fitted, few=_depends_on_few(fitted, counts, generator))
 
 
-def _with_faint(column: Grouped, counts: np.ndarray, fine: float, single: np.ndarray) -> Grouped:
+def _with_faint(
+    column: Grouped, counts: np.ndarray, coarse: float, fine: float, single: np.ndarray
+) -> Grouped:
     """Returns a column whose ends have no values where the counts are no more than noise."""
     low, high = column.limits
     assert isinstance(column.column, Numeric)
     fitted = {end.is_upper: end for end in column.ends}
     falling = []
+    masses = np.array(column.shares) * np.maximum(counts, 0.0)[np.array(column.groups)]
+    heaped = _narrow(column) & (masses > _clear_heaps(column, coarse))
     for part in tails.ends_of(counts, fine, low, high, single, column.ends):
         cells = np.isin(np.array(column.groups), np.arange(part.begin, part.stop))
         if not part.is_faint and np.count_nonzero(cells) > 1:
@@ -205,9 +210,40 @@ def _with_faint(column: Grouped, counts: np.ndarray, fine: float, single: np.nda
         widths = np.append(np.delete(low, np.arange(part.begin + 1, part.stop)), high[-1])
         step = column.column.step
         density = tails.beside(merged, np.diff(widths), part.begin, step, part.is_upper)
-        count = float(counts[inside].sum())
-        falling.append(tails.falling(part.is_upper, begin, stop, count, density))
+        heaps = np.flatnonzero(cells & heaped)
+        count = float(counts[inside].sum() - masses[heaps].sum())
+        end = tails.falling(part.is_upper, begin, stop, count, density)
+        falling.append(dataclasses.replace(end, heaps=tuple(map(int, heaps))))
     return dataclasses.replace(column, ends=tuple(fitted.values()), falling=tuple(falling))
+
+
+def _narrow(column: Grouped) -> np.ndarray:
+    """Returns which cells are one of the finest bins, bool [cells].
+
+    Neighbours whose counts are noise are one wide cell, whose noise adds up: it is no heap.
+    """
+    finest = column.description.finest
+    assert isinstance(column.column, Numeric)
+    assert isinstance(finest, Numeric)
+    narrow: np.ndarray = np.diff(np.searchsorted(finest.edges, column.column.edges)) == 1
+    return narrow
+
+
+def _clear_heaps(column: Grouped, coarse: float) -> np.ndarray:
+    """Returns by how many records a heap exceeds what is expected of its cell, float64 [cells].
+
+    Args:
+      column: The column.
+      coarse: The standard deviation of the noise of the histograms that chose the levels.
+    """
+    numbers, described = column.column, column.description
+    assert isinstance(numbers, Numeric)
+    assert isinstance(described, Numeric)
+    starts = numbers.edges[:-1]
+    likely = np.isin(starts, np.array(described.special))
+    ends = np.array([numbers.next_after(float(start)) for start in starts])
+    likely &= ends >= numbers.edges[1:]
+    return np.where(likely, _LIKELY, _SPLIT) * coarse
 
 
 def _end(
@@ -227,15 +263,9 @@ def _end(
     owners = np.array(column.groups)[cells]
     masses = np.array(column.shares)[cells] * np.maximum(counts[owners], 0.0)
     threshold = float(low[levels[0]] if is_upper else high[levels[-1]])
-    end = tails.Tail(is_upper, threshold, ())
-    described = column.description
-    finest = described.finest
-    assert isinstance(described, Numeric)
-    assert isinstance(finest, Numeric)
-    likely = np.isin(edges[cells], np.array(described.special))
-    likely &= np.array([column.column.next_after(edges[c]) >= edges[c + 1] for c in cells])
-    # Neighbours whose counts are noise are one wide cell, whose noise adds up: it is no heap.
-    narrow = np.diff(np.searchsorted(finest.edges, edges))[cells] == 1
+    bound = float(edges[-1] if is_upper else edges[0])
+    end = tails.Tail(is_upper, threshold, (), bound=bound)
+    narrow, clear = _narrow(column)[cells], _clear_heaps(column, coarse)[cells]
     heap = np.zeros(len(cells), bool)
     for _ in range(2):
         without = counts[levels] - np.array([masses[heap & (owners == k)].sum() for k in levels])
@@ -249,15 +279,17 @@ def _end(
         )
         if without.sum() <= _CLEAR * fine * np.sqrt(len(levels)):
             return []
-        draws = tails.fit(excesses, without[outward], variances[outward], generator)
-        if draws is None:
+        fitted = tails.fit(excesses, without[outward], variances[outward], generator)
+        if fitted is None:
             return []
+        draws, piled = fitted
         shape, scale = np.median(np.array(draws), axis=0)
         reached = tails.survival(np.maximum(end.excesses(edges), 0.0), shape, scale)
         total = float(without.sum()) / max(1.0 - reached[-1 if is_upper else 0], 1e-9)
         expected = total * np.abs(reached[cells] - reached[cells + 1])
-        heap = narrow & (masses - expected > np.where(likely, _LIKELY, _SPLIT) * coarse)
-        end = dataclasses.replace(end, draws=tuple(draws), heaps=tuple(map(int, cells[heap])))
+        heap = narrow & (masses - expected > clear)
+        heaps = tuple(map(int, cells[heap]))
+        end = dataclasses.replace(end, draws=tuple(draws), heaps=heaps, piled=tuple(piled))
     return [end]
 
 
@@ -266,8 +298,9 @@ def _depends_on_few(column: Grouped, counts: np.ndarray, generator: np.random.Ge
     num = masses.sum()
     if not column.ends or num < 10.0 * _FEW_RECORDS:
         return False
-    levels = generator.choice(len(masses), 50_000, p=masses / num)
-    drawn = column.values(levels, generator).astype(np.float64)
+    # Each table has one draw of the ends.
+    tables = [generator.choice(len(masses), 5000, p=masses / num) for _ in range(10)]
+    drawn = np.concatenate([column.values(part, generator) for part in tables]).astype(np.float64)
     squares = np.sort((drawn - drawn.mean()) ** 2)
     top = max(int(len(drawn) * _FEW_RECORDS / num), 1)
     return bool(squares[-top:].sum() > 0.5 * squares.sum())

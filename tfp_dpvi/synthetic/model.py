@@ -28,6 +28,7 @@ from tfp_dpvi.export import ExportedFunction
 from tfp_dpvi.models import exporting
 from tfp_dpvi.models.base import DPModel
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyPlan
+from tfp_dpvi.synthetic.estimates import Estimates
 from tfp_dpvi.synthetic.grouping import Merged, merged_categories
 from tfp_dpvi.synthetic.mixture import Params, Segments, make_likelihood, starting_point
 from tfp_dpvi.synthetic.pairs import NoisyPairs
@@ -301,6 +302,8 @@ class TableModel(DPModel):
             "the records, are merged: what tells them apart is lost."
             for name, merged in self.merged.items()
         ]
+        if self.released is not None:
+            sentences += Estimates(self.schema, self.released).far
         return tuple(sentences)
 
     @property

@@ -137,8 +137,18 @@ class Cumulative:
         low, high = self._limits[level]
         return any(low >= end.threshold if end.is_upper else high <= end.threshold for end in ends)
 
+    @functools.cached_property
+    def _known(self) -> dict[int, np.ndarray]:
+        """The results of `_values`, as several quantiles are in one level."""
+        return {}
+
     def _values(self, level: int) -> np.ndarray:
         """Returns sorted values within a merged level, float64 [draws, values]."""
+        if level not in self._known:
+            self._known[level] = self._drawn(level)
+        return self._known[level]
+
+    def _drawn(self, level: int) -> np.ndarray:
         column = self.column
         low, high = self._limits[level]
         generator, members = np.random.default_rng(0), np.flatnonzero(self.groups == level)

@@ -477,10 +477,7 @@ class Synthesizer:
 
         Its remarks say where noise may hide records that are far from all others, as no sample is.
         """
-        report, released = self.model.privacy_report(delta), self.model.released
-        far = () if released is None else Estimates(self.model.schema, released).far
-        caveats = (*report.caveats, *far)
-        return dataclasses.replace(report, schema=str(self.schema), caveats=caveats)
+        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.schema))
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
         layout, num = self.model.layout, self.model.privacy_account.num_records

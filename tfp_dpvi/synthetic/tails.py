@@ -63,6 +63,9 @@ class Tail:
       heaps: Numbers of finest levels with more records than the distribution explains, which stay
         as they were counted.
       joined: The edges of the levels whose counts are little more than noise: they are as one.
+      bound: Where the column ends.
+      piled: The numbers of the draws in which what would be beyond the bound lies at it, as it does
+        where numbers were cut to the bounds. In the other draws nothing was cut.
     """
 
     is_upper: bool
@@ -70,6 +73,8 @@ class Tail:
     draws: tuple[tuple[float, float], ...]
     heaps: tuple[int, ...] = ()
     joined: tuple[float, float] | None = None
+    bound: float | None = None
+    piled: tuple[int, ...] = ()
 
     def excesses(self, numbers: np.ndarray) -> np.ndarray:
         """Returns distances from the threshold."""
@@ -87,12 +92,17 @@ class Tail:
           draw: The posterior draw.
         """
         shape, scale = self.draws[draw]
-        begin = survival(self.excesses(low), shape, scale)
-        end = survival(self.excesses(high), shape, scale)
+        begin, end = self._beyond(low, draw), self._beyond(high, draw)
         excess = inverse_survival(begin + (end - begin) * uniform, shape, scale)
         numbers = self.threshold + excess if self.is_upper else self.threshold - excess
         even = np.where(begin > 0.0, low + (high - low) * uniform, low if self.is_upper else high)
         return np.clip(np.where(begin == end, even, numbers), low, high)
+
+    def _beyond(self, edges: np.ndarray, draw: int) -> np.ndarray:
+        """Returns probabilities of numbers farther out than edges."""
+        survivals = survival(self.excesses(edges), *self.draws[draw])
+        is_end = (edges == self.bound) & (draw in self.piled)
+        return np.where(is_end, 0.0, survivals)
 
     def limits(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the edges between which values of levels lie: those of all joined ones.
@@ -136,31 +146,40 @@ def inverse_survival(probability: np.ndarray, shape: float, scale: float) -> np.
 
 def fit(
     edges: np.ndarray, counts: np.ndarray, variances: np.ndarray, generator: np.random.Generator
-) -> list[tuple[float, float]] | None:
+) -> tuple[list[tuple[float, float]], list[int]] | None:
     """Returns posterior draws of shape and scale; None if no distribution is near the counts.
+
+    Whether numbers beyond the last edge were cut to it or are none is as likely before the counts.
+    Counts that show neither leave both, which is how unsure a few records at a bound are.
 
     Args:
       edges: Excesses at the ends of the levels, increasing from 0, float64 [levels + 1].
       counts: Released counts of the levels, float64 [levels].
       variances: Their variances, of noise and of sampling, float64 [levels].
       generator: The source of the draws.
+
+    Returns:
+      The draws, and the numbers of those in which numbers were cut to the last edge.
     """
     total = counts.sum()
     middles = (edges[1:] + edges[:-1]) / 2.0
     mean = float(np.maximum(counts, 0.0) @ np.minimum(middles, 2.0 * edges[:-1] + edges[1])) / total
     shapes, scales = np.meshgrid(_SHAPES, _SCALES * mean, indexing="ij")
     beyond = survival(edges[:, None, None], shapes, scales)
-    inside = beyond[:-1] - beyond[1:]
+    cut = np.concatenate([beyond[:-1], np.zeros_like(beyond[:1])])
+    inside = -np.diff(np.stack([beyond, cut]), axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        shares = inside / inside.sum(axis=0)
+        shares = inside / inside.sum(axis=1, keepdims=True)
     residuals = (counts[:, None, None] - total * shares) ** 2 / variances[:, None, None]
-    misfit = residuals.sum(axis=0)
+    misfit = residuals.sum(axis=1)
     if not np.nanmin(misfit) < 16.0 + 2.0 * len(counts):
         return None
     log_density = np.nan_to_num(-0.5 * misfit - 0.5 * (shapes / _SPREAD) ** 2, nan=-np.inf)
     weights = np.exp(log_density - log_density.max()).ravel()
     chosen = generator.choice(weights.size, _DRAWS, p=weights / weights.sum())
-    return [(float(shapes.flat[place]), float(scales.flat[place])) for place in chosen]
+    piled, places = np.divmod(chosen, shapes.size)
+    draws = [(float(shapes.flat[place]), float(scales.flat[place])) for place in places]
+    return draws, list(map(int, np.flatnonzero(piled)))
 
 
 def outermost(counts: np.ndarray, single: np.ndarray) -> int:
