@@ -25,6 +25,10 @@ _BRANCHES = 16
 _TAIL_LEVELS = 3
 _WIDE = 4.0
 
+# Levels of an end that is far, relative to its distance from the median, at doubled distances.
+_FAR_LEVELS = 2
+_DOUBLED = 4.0
+
 # Records, in number, of which most of a column's variance may come.
 _FEW_RECORDS = 100.0
 
@@ -178,9 +182,12 @@ def with_ends(
     for is_upper in (False, True):
         order = np.arange(column.num_levels) if is_upper else np.arange(column.num_levels)[::-1]
         num = tails.outermost(counts[order], single[order])
-        if num:
-            levels = np.sort(order[-num:])
-            ends += _end(column, levels, is_upper, counts, coarse, fine, generator)
+        # Beyond a higher threshold the distribution is nearer, and fewer counts tell it.
+        found = (
+            _end(column, np.sort(order[-some:]), is_upper, counts, coarse, fine, generator)
+            for some in range(num, tails.LEAST - 1, -1)
+        )
+        ends += next(filter(None, found), [])
     fitted = dataclasses.replace(column, ends=tuple(ends))
     fitted = _with_faint(fitted, counts, coarse, fine, single)
     return dataclasses.replace(fitted, few=_depends_on_few(fitted, counts, generator))
@@ -410,7 +417,7 @@ def group(column: Column, counts: list[np.ndarray], deviation: float) -> Grouped
     likely = fine.bins_of(np.array(column.special))
     cells = _cells(counts, deviation, likely, 0, 0, max(float(counts[0].sum()), 1.0))
     alone = {int(place) for place in fine.bins_of(np.array(column.spikes))}
-    cells, ends = _divided(cells, alone, column.num_levels)
+    cells, ends = _divided(cells, alone, column.num_levels, fine.edges, _CLEAR * deviation)
     starts = fine.edges[[low for low, _, _ in cells]]
     groups = np.searchsorted(ends, np.arange(len(cells)), side="right")
     masses = np.array([mass for _, _, mass in cells])
@@ -526,8 +533,33 @@ def _cells(
     return cells
 
 
-def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell], np.ndarray]:
-    """Divides cells into levels of about equal mass; returns the cells and each level's end."""
+def _divided(
+    cells: list[Cell], alone: set[int], levels: int, edges: np.ndarray, clear: float
+) -> tuple[list[Cell], np.ndarray]:
+    """Divides cells into levels of about equal mass, and far ends at doubled distances.
+
+    Args:
+      cells: The cells.
+      alone: Finest levels that have a level of their own.
+      levels: The number of levels.
+      edges: The edges of the finest levels.
+      clear: Records of which parts are more than noise.
+
+    Returns:
+      The cells, and each level's end.
+    """
+    pieces = _pieces(cells, alone, levels)
+    num_far = min(_FAR_LEVELS, levels // 8)
+    if _doubled(pieces, edges, clear) != pieces:
+        pieces = _pieces(cells, alone, levels - num_far)
+        for _ in range(num_far):
+            pieces = _doubled(pieces, edges, clear)
+    pieces = _split(pieces, levels)
+    return [cell for piece in pieces for cell in piece], np.cumsum([len(piece) for piece in pieces])
+
+
+def _pieces(cells: list[Cell], alone: set[int], levels: int) -> list[list[Cell]]:
+    """Divides cells into levels of about equal mass, the last ones in wide ends."""
     pieces: list[list[Cell]] = [[]]
     for cell in cells:
         for part in _cut(cell, alone):
@@ -535,13 +567,19 @@ def _divided(cells: list[Cell], alone: set[int], levels: int) -> tuple[list[Cell
             if pieces[-1] and (single or pieces[-1][-1][0] in alone):
                 pieces.append([])
             pieces[-1].append(part)
+    return _split(pieces, levels, min(_TAIL_LEVELS, levels // 5))
+
+
+def _split(pieces: list[list[Cell]], levels: int, in_ends: int = 0) -> list[list[Cell]]:
+    """Splits levels of the largest mass, and at the end so many times wide ends."""
+    pieces = list(pieces)
     while len(pieces) < levels:
         divisible = [place for place, piece in enumerate(pieces) if piece[-1][1] - piece[0][0] > 1]
         largest = max(divisible, key=lambda place: _size(pieces[place]))
-        if levels - len(pieces) <= min(_TAIL_LEVELS, levels // 5):
+        if levels - len(pieces) <= in_ends:
             largest = _wide_end(pieces, divisible, largest)
         pieces[largest : largest + 1] = _halves(pieces[largest])
-    return [cell for piece in pieces for cell in piece], np.cumsum([len(piece) for piece in pieces])
+    return pieces
 
 
 def _wide_end(pieces: list[list[Cell]], divisible: list[int], otherwise: int) -> int:
@@ -563,6 +601,38 @@ def _cut(cell: Cell, alone: set[int]) -> list[Cell]:
     inner = {edge for level in alone if low <= level < high for edge in (level, level + 1)}
     marks = sorted({low, high} | inner)
     return [(a, b, cell[2] * (b - a) / (high - low)) for a, b in itertools.pairwise(marks)]
+
+
+def _doubled(pieces: list[list[Cell]], edges: np.ndarray, clear: float) -> list[list[Cell]]:
+    """Splits the farther end at twice its distance from the median, if it is far and has records.
+
+    By mass alone, all that is far out is one level, of which no count says how far.
+
+    Args:
+      pieces: The levels' cells.
+      edges: The edges of the finest levels.
+      clear: Records of which parts are more than noise.
+    """
+    sums = np.cumsum([_size(piece)[0] for piece in pieces])
+    middle = pieces[int(np.searchsorted(sums, sums[-1] / 2.0))]
+    median = edges[(middle[0][0] + middle[-1][1]) // 2]
+    place, cut, farthest = 0, 0, _DOUBLED
+    for end, is_upper in ((0, False), (len(pieces) - 1, True)):
+        limits = edges[[pieces[end][0][0], pieces[end][-1][1]]] - median
+        near, far = limits if is_upper else limits[::-1]
+        reach = far / near if near else 0.0
+        if reach > farthest and _size(pieces[end])[0] > clear:
+            cut = int(np.searchsorted(edges, median + 2.0 * near))
+            place, farthest = end, reach
+    inner: list[Cell] = []
+    outer: list[Cell] = []
+    for low, high, mass in pieces[place]:
+        middle_edge = min(max(cut, low), high)
+        share = mass * (middle_edge - low) / (high - low)
+        inner += [(low, middle_edge, share)] * (middle_edge > low)
+        outer += [(middle_edge, high, mass - share)] * (high > middle_edge)
+    split = [inner, outer] if inner and outer else [pieces[place]]
+    return [*pieces[:place], *split, *pieces[place + 1 :]]
 
 
 def _halves(piece: list[Cell]) -> tuple[list[Cell], list[Cell]]:

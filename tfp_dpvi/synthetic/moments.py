@@ -12,6 +12,7 @@ half of its standard deviation, and in an end by the posterior of its distributi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -21,6 +22,9 @@ from tfp_dpvi.synthetic.levels import LevelValues
 # Standard errors of the correction for levels, and of variances within levels, relative to these.
 _OF_CORRECTION = 0.5
 _OF_WITHIN = 0.5
+
+# The standard error of a correlation within an outermost level, beside what is assumed.
+_OF_APART = 0.25
 
 Function = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Estimates of means [d] and covariances [d, d]."""
@@ -177,7 +181,37 @@ class Moments:
         sizes = (_OF_CORRECTION * (1.0 - self.ratios)) ** 2
         parts = (2.0 * gradients * self.covariances) ** 2 * (sizes[:, None] + sizes)
         parts[:, self.owners[:, None] == self.owners] = 0.0
-        return parts.sum(axis=(1, 2)) / 2.0
+        variances: np.ndarray = parts.sum(axis=(1, 2)) / 2.0
+        for i, j in itertools.permutations(range(len(self.levels)), 2):
+            block = gradients[:, self.owners == i][:, :, self.owners == j]
+            variances += np.sum((2.0 * block * self._apart(i, j)) ** 2, axis=(1, 2))
+        return variances
+
+    def _apart(self, i: int, j: int) -> np.ndarray:
+        """Returns what a correlation within the outermost levels of a column adds to covariances.
+
+        A few levels of one mean may hold all that is far out, and of others' values most: those
+        of a group that is small and has the largest numbers.
+
+        Args:
+          i: The place of a column.
+          j: That of its partner.
+
+        Returns:
+          One standard error, float64 [values of the column, values of the partner].
+        """
+        part, partner = self.levels[i], self.levels[j]
+        ends = np.flatnonzero(part.within)[[0, -1]] if part.within.any() else []
+        total = np.zeros([part.values.shape[1], partner.values.shape[1]])
+        for level in set(ends):
+            joint = self.tables[i, j][0] if i < j else self.tables[j, i][0].T
+            shares = np.maximum(joint[level], 0.0)
+            mass = max(float(shares.sum()), 1e-300)
+            means = shares @ partner.values / mass
+            variances = (shares @ (partner.values - means) ** 2 + shares @ partner.within) / mass
+            sizes = max(float(self.shares[i][level]), 0.0) * np.sqrt(part.within[level] * variances)
+            total += (_OF_APART * sizes) ** 2
+        return np.sqrt(total)
 
     def model(self, function: Function, gradients: np.ndarray) -> np.ndarray:
         """Returns variances of estimates by what is assumed within levels.

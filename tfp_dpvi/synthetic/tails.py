@@ -28,6 +28,9 @@ _SPREAD = 0.3
 # The number of posterior draws that are kept.
 _DRAWS = 50
 
+LEAST = 3
+"""So many levels have a shape."""
+
 # Standard deviations of the noise that the count of an outermost level exceeds.
 CLEAR = 6.0
 
@@ -36,6 +39,9 @@ NARROW = 1e-9
 
 # By so much less than at its neighbour's density, a level's count says that its density falls.
 _LEAST_FALL = 1e-6
+
+# How often counts of a generalized Pareto distribution are said to be none.
+_MISFIT = 0.01
 
 # How often counts of joined levels that do fall from what is beside are said not to.
 _REFUTED = 0.001
@@ -172,7 +178,7 @@ def fit(
         shares = inside / inside.sum(axis=1, keepdims=True)
     residuals = (counts[:, None, None] - total * shares) ** 2 / variances[:, None, None]
     misfit = residuals.sum(axis=1)
-    if not np.nanmin(misfit) < 16.0 + 2.0 * len(counts):
+    if not np.nanmin(misfit) < float(scipy.stats.chi2.isf(_MISFIT, len(counts) - 2)):
         return None
     log_density = np.nan_to_num(-0.5 * misfit - 0.5 * (shapes / _SPREAD) ** 2, nan=-np.inf)
     weights = np.exp(log_density - log_density.max()).ravel()
@@ -183,7 +189,7 @@ def fit(
 
 
 def outermost(counts: np.ndarray, single: np.ndarray) -> int:
-    """Returns how many of the last levels are in the tail: at least 3, or 0.
+    """Returns how many of the last levels are in the tail: at least `LEAST`, or 0.
 
     Args:
       counts: Released counts of the levels, in the order towards the end.
@@ -196,7 +202,7 @@ def outermost(counts: np.ndarray, single: np.ndarray) -> int:
         if alone or mass > allowed:
             break
         num += 1
-    return num if num >= 3 else 0
+    return num if num >= LEAST else 0
 
 
 @dataclasses.dataclass(frozen=True)
