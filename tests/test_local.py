@@ -266,6 +266,28 @@ def test_a_shared_intercept_by_quadrature_is_the_integral():
     np.testing.assert_allclose(shares, probabilities, atol=0.012)
 
 
+class GeneralBernoulli(tfd.Bernoulli):
+    """Rows whose density is TFP's."""
+
+
+def test_binary_rows_have_the_density_and_the_slope_of_tfp():
+    """From one outcome's log density; shares between 0 and 1 too, and logits of nobody's that are NaN."""
+    score, scale = tf.Variable(3.0 * RNG.normal(size=9)), tf.Variable(np.float64(1.3))
+    value = np.array([[0.0, 1.0, 1.0], [1.0, 5.0, 0.0], [0.3, 0.0, -1.0]])
+    found = []
+    for kind, nobody in ((tfd.Bernoulli, np.nan), (GeneralBernoulli, 0.0)):
+        with tf.GradientTape() as tape:
+            logits = tf.where(MASK.ravel(), score, np.float64(nobody))[:, None]
+            rows = dpvi.local.unit_quadrature(
+                lambda z, kind=kind, logits=logits: kind(logits=logits + scale * z, dtype=z.dtype),
+                dtype="float64",
+            )
+            logs = of_persons(rows).log_prob(value)
+        found.append([logs, *tape.gradient(logs, [score, scale])])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("scale", [1.5, 3.0, 8.0])
 def test_a_narrow_likelihood_of_a_person_is_integrated(scale):
     """Many counts: 20 fixed points were off by 6 to 3,900 nats."""

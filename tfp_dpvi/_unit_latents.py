@@ -189,12 +189,30 @@ class _IntegratedOfUnits(_OfUnits):
     def _log_prob(self, value: tf.Tensor) -> tf.Tensor:
         def log_density(z: tf.Tensor) -> tf.Tensor:
             rows = self._rows_given(z)
+            if type(rows) is tfd.Bernoulli and rows.logits is not None:
+                return self._binary(rows.logits, value)
             logs = rows.log_prob(tf.reshape(value, [-1, 1, *rows.event_shape]))
             logs = tf.reshape(logs, [-1, self._mask.shape[1], z.shape[1]])
             logs = tf.where(self._mask[:, :, None], logs, tf.zeros_like(logs))
             return tf.reduce_sum(logs, axis=1)
 
         return self._latent.integral(log_density, tf.shape(self._mask)[0])
+
+    def _binary(self, logits: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+        """Returns persons' log densities of outcomes 0 and 1, [n, P], from logits of [n m, P].
+
+        TFP computes both outcomes' log densities, and weights them: here one is enough.
+        """
+        logits = tf.reshape(logits, [-1, self._mask.shape[1], logits.shape[1]])
+        one = tf.where(self._mask, tf.cast(value, logits.dtype), tf.zeros([], logits.dtype))
+        mask = tf.cast(self._mask, logits.dtype)
+        sign = mask * (1.0 - 2.0 * tf.cast(one > 0.5, logits.dtype))
+        # 0 for what counts for nothing, whose logits may be no numbers.
+        against = tf.math.multiply_no_nan(logits, sign[:, :, None])
+        logs = math.log(2.0) * tf.reduce_sum(1.0 - mask, axis=1, keepdims=True)
+        logs -= tf.reduce_sum(tf.math.softplus(against), axis=1)
+        # As in TFP the density is linear in an outcome between 0 and 1.
+        return logs + tf.linalg.matmul(tf.minimum(one, 1.0 - one)[:, None], against)[:, 0]
 
     def _rows_given(self, z: tf.Tensor) -> tfd.Distribution:
         """Returns the distribution of all rows given persons' values, of shape [n, P, d]."""
