@@ -466,3 +466,30 @@ def test_descriptions_by_numpys_numbers_go_into_files():
 def test_a_description_that_lacks_a_bound_is_told_so():
     with pytest.raises(ValueError, match="column 'age' lacks upper: what is public"):
         Schema.from_dict({"age": {"type": "integer", "lower": 0}})
+
+
+def test_a_curator_is_asked_for_all_that_is_declared():
+    schema = Schema(
+        {
+            "age": Integer(0, 110, spikes=[40, 65], missing=True),
+            "cost": Continuous(1.0, 1e6, bins=[10.0, 0.5e4 + 0.5], scale="log"),
+            "icd": Categorical(["a1", "a2", "b1"], parents=["a", "a", "b"]),
+            "day": Date("2020-01-01", "2020-12-31", spikes=[18262, 18263]),
+            "ill": Binary(),
+        }
+    )
+    asked = schema.asked.splitlines()
+    assert "0 to 110, spikes at 40, 65, typically 55 " in asked[0]
+    assert asked[0].endswith("Public source for bounds, spikes, missing values?")
+    assert "1.0 to 1000000.0, bins with edges at 10, 5000.5, on a log scale, " in asked[1]
+    assert asked[1].endswith("Public source for bounds, edges?")
+    assert "one of a1, a2, b1, with 2 parents " in asked[2]
+    assert asked[2].endswith("Public source for categories, parents?")
+    assert "2020-12-31, spikes at 2020-01-01, 2020-01-02. Public source for bounds, " in asked[3]
+    assert asked[4] == "ill: 0 or 1, 1 in 50% of the records"
+    assert str(schema).splitlines()[2] in asked[2]
+    questions = " ".join(schema.questions())
+    for words in ("often 40, 65,", "edges 10, 5000.5,", "parent of each", "often 2020-01-01, 2020"):
+        assert words in questions
+    many = Continuous(0, 20, bins=list(range(1, 12)))
+    assert "at 1, 2, 3, 4, 5, 6, 7, 8 and 3 more, typically" in many.described

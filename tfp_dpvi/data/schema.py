@@ -159,10 +159,23 @@ class Schema:
         """Returns JSON text for `from_json`."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{name}: {column.described}{', may be missing' if column.missing else ''}"
+    @property
+    def lines(self) -> dict[str, str]:
+        """The text for reports of each column, by name."""
+        return {
+            name: f"{name}: {column.described}{', may be missing' if column.missing else ''}"
             for name, column in self.columns.items()
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines.values())
+
+    @property
+    def asked(self) -> str:
+        """The text with the question for public sources at the end of each line, for reports."""
+        return "\n".join(
+            describe.with_sources(line, describe.questions(name, self.columns[name]))
+            for name, line in self.lines.items()
         )
 
     def questions(self) -> list[str]:
@@ -174,7 +187,7 @@ class Schema:
         return [
             question
             for name, column in self.columns.items()
-            for question in describe.questions(name, column)
+            for question in describe.questions(name, column).values()
         ]
 
     def simulate(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
