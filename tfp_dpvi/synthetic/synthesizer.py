@@ -28,7 +28,7 @@ from tfp_dpvi.synthetic.mixture import Params, Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
-from tfp_dpvi.synthetic.rules import Drawn, Rule, check_records, drawn_until_kept
+from tfp_dpvi.synthetic.rules import Drawn, Rule, check_records, check_rules, drawn_until_kept
 from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 
 # The largest epsilon that `plan` proposes.
@@ -90,14 +90,15 @@ class Synthesizer:
         sqrt(2) times as large. Otherwise its own pairs are counted twice as precisely. None where
         all columns matter alike.
       rules: What synthetic records keep, such as `dpvi.synthetic.AtMost("admitted", "discharged")`
-        or `OnlyWhere("pregnant", [1], {"sex": ["F"]})`: public knowledge, which the records obey.
-        Of two equal columns, describe one and copy it. `estimate` knows nothing of rules.
+        `OnlyWhere("pregnant", [1], {"sex": ["F"]})` or `Equal("born", "birthday")`: public
+        knowledge, which the records obey. `estimate` knows nothing of rules.
       concentration: The concentration of the Dirichlet priors.
       seed: Makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     Raises:
       TypeError: `schema` is no `Schema`.
-      ValueError: `target` or a rule's column is no column of it, or a number is out of range.
+      ValueError: `target` or a rule's column is no column of it, a rule cannot be saved or fails on
+        drawn values, or a number is out of range.
 
     #### Formal guarantee
 
@@ -121,13 +122,7 @@ class Synthesizer:
     ) -> None:
         schema = Schema.of(schema)
         num = check.count("num_components", num_components, 1)
-        for rule in rules:
-            if not isinstance(rule, Rule):
-                raise TypeError(
-                    f"rules={check.shown(rules)} must be a list of rules, such as "
-                    'dpvi.synthetic.AtMost("first", "second").'
-                )
-            rule.check(schema)
+        check_rules(rules, schema)
         coded = _uninformed(schema)
         start = mixture.starting_point(coded, num, target=target, seed=seed)
         make_prior = functools.partial(mixture.make_prior, coded, num, concentration=concentration)
@@ -473,11 +468,14 @@ class Synthesizer:
         return self
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Returns the model's report with the schema; see `DPModel.privacy_report`.
+        """Returns the model's report with the schema and the rules; see `DPModel.privacy_report`.
 
-        Its remarks say where noise may hide records that are far from all others, as no sample is.
+        Each line of them asks for public sources. Its remarks say where noise may hide records that
+        are far from all others, as no sample is.
         """
-        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.schema))
+        rules = [f"rule: {rule.described}. Public source?" for rule in self.model.rules]
+        declared = "\n".join([self.schema.asked, *rules])
+        return dataclasses.replace(self.model.privacy_report(delta), schema=declared)
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
         layout, num = self.model.layout, self.model.privacy_account.num_records
