@@ -548,6 +548,15 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
     for text, column in others.items():
         (warning,) = check_dates(Schema({"day": column, "sum": Integer(0, 202_412)}))
         assert text in warning
+    # Rounded bounds of dates, and those of populations, salaries, identifiers and post codes.
+    dates = [(20190000, 20229999), (20190000, 20221231), (20190101, 20221299), (19000000, 20239999)]
+    dates += [(201900, 202299), (201900, 202312), (2019000000, 2022999999), (20190600, 20220699)]
+    for bounds in dates:
+        assert len([*check_dates(Schema({"day": Integer(*bounds)}))]) == 1
+    numbers = [(19000000, 20000000), (180000, 220000), (190000, 210000), (200000, 200500)]
+    numbers += [(0, 99999999), (20000000, 20999999), (200000, 209999), (20190000, 20230000)]
+    for bounds in numbers:
+        assert not [*check_dates(Schema({"sum": Integer(*bounds)}))]
     with pytest.raises(ValueError, match=r"not below 2\*\*53 .* as Categorical"):
         Integer(0, 2**53)
     with pytest.raises(

@@ -223,7 +223,10 @@ def check_dates(schema: Schema) -> Iterable[str]:
     for name, column in schema.columns.items():
         if not isinstance(column, Numeric) or isinstance(column, Date):
             continue
-        if _is_date(column.lower) and _is_date(column.upper):
+        ends = str(int(column.lower))[3:], str(int(column.upper))[3:]
+        # Whole decades are as often those of other numbers.
+        decades = set(ends[0]) == {"0"} and set(ends[1]) == {"9"}
+        if _is_date(column.lower, "00") and _is_date(column.upper, "99") and not decades:
             yield (
                 f"column {name!r} has bounds {column.lower} and {column.upper}, which look like "
                 f"dates {_DATES[len(str(int(column.lower)))]}: as {type(column).__name__}, it gets "
@@ -232,11 +235,14 @@ def check_dates(schema: Schema) -> Iterable[str]:
             )
 
 
-def _is_date(number: float) -> bool:
+def _is_date(number: float, rounded: str) -> bool:
+    """Returns whether a bound is a date whose month and day may be rounded to two digits."""
     text = str(int(number))
+    # A month alone begins with its first day.
+    full = (text + "01")[:8]
+    month, day = ("01" if part == rounded else part for part in (full[4:6], full[6:]))
     with contextlib.suppress(ValueError):
-        # A month alone begins with its first day.
-        date = datetime.datetime.strptime((text + "01")[:8], "%Y%m%d")
+        date = datetime.datetime.strptime(full[:4] + month + day, "%Y%m%d")
         return len(text) in _DATES and 1800 <= date.year <= 2200
     return False
 
