@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import random
 
 import numpy as np
@@ -466,6 +467,60 @@ def test_descriptions_by_numpys_numbers_go_into_files():
 def test_a_description_that_lacks_a_bound_is_told_so():
     with pytest.raises(ValueError, match="column 'age' lacks upper: what is public"):
         Schema.from_dict({"age": {"type": "integer", "lower": 0}})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        (
+            Continuous(0.0, 9.0, [2.0]),
+            decimal.Decimal("1.5"),
+            "in 2 rows, decimals: cast it to float64",
+        ),
+        (Integer(0, 9, [2], missing=True), decimal.Decimal(1), "in 2 rows, decimals"),
+        (
+            Date("2020-01-01", "2020-12-31", bins=[18300], missing=True),
+            datetime.datetime(2020, 5, 5, 7),
+            "in 2 rows, times, described as days: .*datetime64",
+        ),
+    ],
+)
+def test_objects_that_would_come_back_as_another_type_are_refused(column, value, words):
+    """And nothing is spent; dates as days, times as seconds, and missing values are taken."""
+    values = np.array([value, value, None if column.missing else 2.0], object)
+    made = dpvi.Synthesizer(Schema({"a": column}), 1)
+    with pytest.raises(ValueError, match=words):
+        made.fit({"a": values}, noise_multiplier=1.0, delta=1e-5, steps=1)
+    assert made.model.privacy_ledger.num_releases == 0
+
+
+def test_objects_that_come_back_as_they_are_are_taken():
+    times = np.array([datetime.datetime(2020, 5, 5, 7), None], object)
+    days = np.array([datetime.date(2020, 5, 5), None], object)
+    data = {"t": times, "d": days, "c": np.array([decimal.Decimal(1), 2], object)}
+    schema = Schema(
+        {
+            "t": Date("2020-01-01", "2020-12-31", unit="s", missing=True),
+            "d": Date("2020-01-01", "2020-12-31", missing=True),
+            "c": Categorical([1, 2]),
+        }
+    )
+    Layout.of(data, schema).check_objects(data, schema)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "words"),
+    [
+        (["a"], "StringDType", r"convert it by astype\(str\)"),
+        ([1j], "Complex128DType", "convert it to numbers or strings"),
+    ],
+)
+def test_advice_on_a_dtype_is_not_what_is_done_already(values, dtype, words):
+    if not hasattr(np.dtypes, dtype):
+        pytest.skip("of NumPy 2")
+    data = {"a": np.array(values, getattr(np.dtypes, dtype)())}
+    with pytest.raises(ValueError, match=words):
+        Layout.of(data, Schema({"a": Categorical(["a", "b"])}))
 
 
 def test_a_curator_is_asked_for_all_that_is_declared():

@@ -227,6 +227,7 @@ class Synthesizer:
         layout = Layout.of(data, self.schema)
         # The only time that records are encoded: all that is counted follows from finest levels.
         codes = self.schema.finest.encode(data)
+        layout.check_objects(data, self.schema)
         check_records(model.rules, self.schema, data)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         settings = (
