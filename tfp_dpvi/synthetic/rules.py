@@ -306,8 +306,8 @@ def _try(rule: Rule, drawn: Mapping[str, np.ndarray]) -> None:
         held = np.asarray(rule.holds(drawn))
     except Exception as error:
         raise ValueError(
-            f"rules: {name}.holds fails on drawn values, {type(error).__name__}: "
-            f"{check.first_line(error)}."
+            f"rules: {name}.holds fails on drawn values ({type(error).__name__}): try it on those "
+            "of schema.simulate(9)."
         ) from None
     if held.dtype != bool or held.shape != (_TRIED,):
         raise ValueError(
