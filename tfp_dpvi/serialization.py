@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -65,6 +65,9 @@ def register(name: str) -> Callable[[_Function], _Function]:
     True
 
     ```
+
+    A rule's class is registered likewise, above `@dataclasses.dataclass(frozen=True)`: see
+    `dpvi.synthetic.Rule`.
 
     Args:
       name: The name.
@@ -135,14 +138,17 @@ def encode(value: Any, argument: str) -> Json:
             )
         return {"keras": keras.utils.serialize_keras_object(value)}
     kind = type(value)
-    if dataclasses.is_dataclass(value) and _of_library(kind):
+    registered = keras.utils.get_registered_name(kind)
+    known = keras.utils.get_registered_object(registered) is kind
+    if dataclasses.is_dataclass(value) and (known or _of_library(kind)):
         held = {
             field.name: getattr(value, field.name)
             for field in dataclasses.fields(value)
             if field.init
         }
+        place = {"value": f"{kind.__module__}:{kind.__qualname__}"}
         return {
-            "value": f"{kind.__module__}:{kind.__qualname__}",
+            **({"registered": registered} if known else place),
             "fields": {name: encode(part, f"{name} of {argument}") for name, part in held.items()},
         }
     if isinstance(value, types.FunctionType):
@@ -211,14 +217,29 @@ def _decoded(config: Any, custom_objects: dict[str, Any] | None) -> Any:
                 "altered. Use another copy."
             )
         return layer
-    if "value" in config:
-        kind = _imported(config["value"], dataclasses.is_dataclass)
+    if "value" in config or "registered" in config:
+        if "value" in config:
+            kind = _imported(config["value"], dataclasses.is_dataclass)
+        else:
+            kind = _registered(config["registered"], custom_objects)
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+            raise ValueError(
+                f"The file uses {config['registered']!a:.99} as a dataclass, which it is not: it "
+                "was altered, or another thing has this name."
+            )
         known = [field.name for field in dataclasses.fields(kind) if field.init]
         parts = fields("a value of the file", config["fields"], known=known)
         return kind(**{name: again(part) for name, part in parts.items()})
     if "library" in config:
         return _imported(config["library"], inspect.isfunction)
-    name = config["function"]
+    return _registered(config["function"], custom_objects)
+
+
+def _registered(
+    name: str, custom_objects: Mapping[str, Callable[..., Unchecked]] | None
+) -> Callable[..., Unchecked]:
+    """Returns a registered function or class."""
+    function: Callable[..., Unchecked] | None
     function = keras.utils.get_registered_object(name, custom_objects=custom_objects)
     function = function or (custom_objects or {}).get(name.split(">")[-1])
     if function is None:

@@ -161,6 +161,13 @@ YEAR_OF_2020 = Date("2020-01-01", "2021-01-01")
         (pl.Series([{"a": 1}] * 2), Categorical([1, 2]), "Struct"),
         (pl.Series([datetime.timedelta(1)] * 2), Continuous(0, 3), "Duration"),
         (pl.Series([1, 2], dtype=pl.UInt8), Integer(-1, 9), "may have -1"),
+        (pl.Series(["a"] * 2, dtype=pl.Enum(["a"])), Categorical(["a", 1]), "the category 1:"),
+        (
+            pd.array([None] * 2, dtype=pd.ArrowDtype(pa.null())),
+            Integer(0, 1, missing=True),
+            "dtype of the values that it may have",
+        ),
+        (pl.Series([None] * 2), Categorical([1, 2], missing=True), "dtype Null, which has no"),
         (pd.Series([1, 2]), Categorical(["1", "2"]), "does not hold the category '1'"),
         (pd.Series(pd.period_range("2020-01", periods=2, freq="M")), YEAR_OF_2020, "to_timestamp"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import random
 
 import numpy as np
@@ -466,3 +467,84 @@ def test_descriptions_by_numpys_numbers_go_into_files():
 def test_a_description_that_lacks_a_bound_is_told_so():
     with pytest.raises(ValueError, match="column 'age' lacks upper: what is public"):
         Schema.from_dict({"age": {"type": "integer", "lower": 0}})
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        (
+            Continuous(0.0, 9.0, [2.0]),
+            decimal.Decimal("1.5"),
+            "in 2 rows, decimals: cast it to float64",
+        ),
+        (Integer(0, 9, [2], missing=True), decimal.Decimal(1), "in 2 rows, decimals"),
+        (
+            Date("2020-01-01", "2020-12-31", bins=[18300], missing=True),
+            datetime.datetime(2020, 5, 5, 7),
+            "in 2 rows, times, described as days: .*datetime64",
+        ),
+    ],
+)
+def test_objects_that_would_come_back_as_another_type_are_refused(column, value, words):
+    """And nothing is spent; dates as days, times as seconds, and missing values are taken."""
+    values = np.array([value, value, None if column.missing else 2.0], object)
+    made = dpvi.Synthesizer(Schema({"a": column}), 1)
+    with pytest.raises(ValueError, match=words):
+        made.fit({"a": values}, noise_multiplier=1.0, delta=1e-5, steps=1)
+    assert made.model.privacy_ledger.num_releases == 0
+
+
+def test_objects_that_come_back_as_they_are_are_taken():
+    times = np.array([datetime.datetime(2020, 5, 5, 7), None], object)
+    days = np.array([datetime.date(2020, 5, 5), None], object)
+    data = {"t": times, "d": days, "c": np.array([decimal.Decimal(1), 2], object)}
+    schema = Schema(
+        {
+            "t": Date("2020-01-01", "2020-12-31", unit="s", missing=True),
+            "d": Date("2020-01-01", "2020-12-31", missing=True),
+            "c": Categorical([1, 2]),
+        }
+    )
+    Layout.of(data, schema).check_objects(data, schema)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "words"),
+    [
+        (["a"], "StringDType", r"convert it by astype\(str\)"),
+        ([1j], "Complex128DType", "convert it to numbers or strings"),
+    ],
+)
+def test_advice_on_a_dtype_is_not_what_is_done_already(values, dtype, words):
+    if not hasattr(np.dtypes, dtype):
+        pytest.skip("of NumPy 2")
+    data = {"a": np.array(values, getattr(np.dtypes, dtype)())}
+    with pytest.raises(ValueError, match=words):
+        Layout.of(data, Schema({"a": Categorical(["a", "b"])}))
+
+
+def test_a_curator_is_asked_for_all_that_is_declared():
+    schema = Schema(
+        {
+            "age": Integer(0, 110, spikes=[40, 65], missing=True),
+            "cost": Continuous(1.0, 1e6, bins=[10.0, 0.5e4 + 0.5], scale="log"),
+            "icd": Categorical(["a1", "a2", "b1"], parents=["a", "a", "b"]),
+            "day": Date("2020-01-01", "2020-12-31", spikes=[18262, 18263]),
+            "ill": Binary(),
+        }
+    )
+    asked = schema.asked.splitlines()
+    assert "0 to 110, spikes at 40, 65, typically 55 " in asked[0]
+    assert asked[0].endswith("Public source for bounds, spikes, missing values?")
+    assert "1.0 to 1000000.0, bins with edges at 10, 5000.5, on a log scale, " in asked[1]
+    assert asked[1].endswith("Public source for bounds, edges?")
+    assert "one of a1, a2, b1, with 2 parents " in asked[2]
+    assert asked[2].endswith("Public source for categories, parents?")
+    assert "2020-12-31, spikes at 2020-01-01, 2020-01-02. Public source for bounds, " in asked[3]
+    assert asked[4] == "ill: 0 or 1, 1 in 50% of the records"
+    assert str(schema).splitlines()[2] in asked[2]
+    questions = " ".join(schema.questions())
+    for words in ("often 40, 65,", "edges 10, 5000.5,", "parent of each", "often 2020-01-01, 2020"):
+        assert words in questions
+    many = Continuous(0, 20, bins=list(range(1, 12)))
+    assert "at 1, 2, 3, 4, 5, 6, 7, 8 and 3 more, typically" in many.described

@@ -57,7 +57,12 @@ def test_both_releases_are_within_the_budget_of_one_ledger(measured):
         described = " ".join(text.split(f"* {name}:")[1].split("\n  * ")[0].split())
         assert "declared" not in described
         assert "(released from the records)" in described
-    assert "released" not in text.split("* age:")[1].split("\n  * ")[0]
+        asked = {"income": "bounds?", "ward": "categories?"}.get(name, "")
+        assert described.partition("Public source for ")[2].startswith(asked)
+        assert bool(asked) == ("Public source" in described)
+    age = text.split("* age:")[1].split("\n  * ")[0]
+    assert "released" not in age
+    assert "Public source for bounds?" in " ".join(age.split())
 
 
 def test_they_describe_the_records_better_than_the_bounds(measured):

@@ -1,11 +1,14 @@
 """Synthetic records keep rules between columns, and rare categories stay within their parents."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import tfp_dpvi as dpvi
-from tfp_dpvi.data import Binary, Categorical, Date, Integer, Schema
-from tfp_dpvi.synthetic import AtMost, OnlyWhere, grouping, levels, rules
+from tfp_dpvi import serialization
+from tfp_dpvi.data import Binary, Categorical, Continuous, Date, Integer, Schema
+from tfp_dpvi.synthetic import AtMost, Equal, OnlyWhere, Rule, grouping, levels, rules
 
 SCHEMA = Schema(
     {
@@ -156,3 +159,100 @@ def test_a_fit_says_which_share_of_records_is_merged():
     with pytest.warns(UserWarning, match=r"25 of 40 categories, with 6\d% of the records, are"):
         synthesizer.fit(data, epsilon=1.0, delta=1e-5, steps=1)
     assert any("25 of the 40 categories of 'code'" in text for text in synthesizer.model.caveats)
+
+
+# ------------------------------------------------------------------ before anything is spent
+
+PAIR = Schema({name: Continuous(0.0, 1.0, [0.2, 0.5], missing=name == "c") for name in "abc"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Below(Rule):
+    limit: float
+    columns = ("a",)
+
+    def holds(self, values):
+        return values["a"] < self.limit
+
+
+Named = dpvi.register("below")(Below)
+
+
+class Fails(Below):
+    def holds(self, values):
+        return values["b"]
+
+
+class OneForAll(Below):
+    def holds(self, values):
+        return True
+
+
+for unkept in (Fails, OneForAll):
+    dpvi.register(unkept.__name__)(unkept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unnamed(Below):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([Unnamed(0.5)], r"Unnamed could not be saved: .*@dpvi\.register\(\"Unnamed\"\)"),
+        ([Below(lambda: 1)], "Below could not be saved"),
+        ([Fails(0.5)], r"Fails\.holds fails on drawn values \(KeyError\)"),
+        ([OneForAll(0.5)], r"OneForAll\.holds must return .* of shape \[100\], not bool of \[\]"),
+        ([AtMost("a", "b"), AtMost("b", "a")], "both ways of 'a' and 'b'.* use Equal"),
+        ([Equal("a", "c"), Equal("b", "c")], "'c' is the copy of two Equal"),
+        ([Equal("a", "a")], "must be two columns that are described alike"),
+    ],
+)
+def test_a_rule_that_would_fail_after_a_fit_is_refused_before(given, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        dpvi.Synthesizer(PAIR, 1, rules=given)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_columns_that_are_described_otherwise_are_not_equal():
+    schema = Schema({"a": Integer(0, 9), "b": Integer(0, 8)})
+    with pytest.raises(ValueError, match=r"'a' and 'b' must be two columns .* alike"):
+        dpvi.Synthesizer(schema, 1, rules=[Equal("a", "b")])
+
+
+def test_equal_columns_and_own_rules_hold_in_samples_and_in_files(tmp_path):
+    generator = np.random.default_rng(0)
+    one = generator.random(300) / 2.0
+    data = {"a": one.copy(), "b": one.copy(), "c": one}
+    data["c"][:150] = np.nan
+    given = [Equal("b", "c"), Equal("a", "b"), Named(0.5)]
+    fitted = dpvi.Synthesizer(PAIR, 1, rules=given)
+    fitted.fit(data, noise_multiplier=0.1, delta=1e-5, steps=50)
+    fitted.save(tmp_path / "a.keras")
+    loaded = dpvi.Synthesizer.load(tmp_path / "a.keras")
+    assert loaded.model.rules == tuple(given)
+    made = loaded.sample(200, seed=1)
+    np.testing.assert_array_equal(made["b"], made["a"])
+    assert made["a"].max() < 0.5
+    there = ~np.isnan(made["c"])
+    assert 0.1 < there.mean() < 0.9
+    np.testing.assert_array_equal(made["c"][there], made["a"][there])
+    data["b"][0] += 0.1
+    with pytest.raises(ValueError, match="Equal of 'a', 'b' does not hold in 1 row"):
+        fitted.fit(data, noise_multiplier=0.1, delta=1e-5, steps=1)
+
+
+def test_a_file_makes_no_other_class_of_a_registered_name():
+    with pytest.raises(ValueError, match="as a dataclass, which it is not"):
+        serialization.decode({"registered": "tfp_dpvi>TableModel", "fields": {}})
+
+
+def test_the_report_asks_for_public_sources_of_columns_and_rules(fitted):
+    text = " ".join(str(fitted.privacy_report()).split())
+    assert "* sex: one of F, M (equal shares assumed). Public source for categories?" in text
+    assert "may be missing. Public source for missing values? " in text
+    assert "bins with edges at 2, 4, 6, 8, typically" in text
+    assert "* rule: 'pregnant' is 1 only where 'sex' is F. Public source?" in text
+    assert "* rule: 'admitted' is at most 'discharged'. Public source?" in text
+    assert "?." not in text

@@ -295,7 +295,7 @@ def test_a_file_of_version_0_2_loads_samples_and_has_spent():
     assert report.num_releases == 2
     assert report.epsilon == pytest.approx(1.9988446982559347, rel=1e-6)
     assert (report.budget_epsilon, report.num_records) == (2.0, 200)
-    assert report.schema == str(loaded.schema)
+    assert report.schema == loaded.schema.asked
     assert "* flag: 0 or 1" in str(report)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import scipy.stats
 
 import tfp_dpvi as dpvi
 from tfp_dpvi import serialization
+from tfp_dpvi.privacy import FullBatch, PrivacyPlan
 from tfp_dpvi.synthetic import (
     Binary,
     Continuous,
@@ -506,7 +508,31 @@ def test_a_fit_of_noise_warns_and_gives_no_advice_on_bounds():
     with pytest.warns(UserWarning, match="the noise drowns 9 of 9") as caught:
         Synthesizer(NINE, 2).fit(data, epsilon=1.0, delta=1e-5, steps=1)
     assert len(caught) == 1
-    assert len(str(caught[0].message).splitlines()) == 2
+    text = str(caught[0].message)
+    assert len(text.splitlines()) == 2
+    plan = Synthesizer.plan(NINE, 228, 1.0, 1e-5)
+    assert text == plan.warning
+    assert f"or epsilon={plan.sufficient_epsilon:g}." in text
+
+
+@pytest.mark.parametrize("budget", [None, 1.1])
+def test_a_fits_sufficient_epsilon_is_beside_all_that_is_in_the_ledger(budget):
+    schema = Schema({"a": Integer(0, 9, bins=3)})
+    plan = Synthesizer.plan(schema, 20, 1.0, 1e-5)
+    ledger = dpvi.PrivacyLedger(
+        budget_epsilon=budget, budget_delta=None if budget is None else 1e-5
+    )
+    with ledger.reserved(PrivacyPlan(FullBatch(), noise_multiplier=5.0, num_releases=1)):
+        pass
+    made = Synthesizer(schema, 1)
+    with pytest.warns(UserWarning, match="drowns") as caught:
+        made.fit({"a": np.arange(20) % 10}, epsilon=1.0, delta=1e-5, ledger=ledger, steps=1)
+    found = re.search(r"epsilon=([\d.]+)\.", str(caught[0].message))
+    if budget is None:
+        assert float(found[1]) > plan.sufficient_epsilon
+    else:
+        # The ledger's own budget allows no such epsilon.
+        assert found is None
 
 
 def test_dates_as_numbers_and_huge_numbers_are_told():
@@ -522,6 +548,15 @@ def test_dates_as_numbers_and_huge_numbers_are_told():
     for text, column in others.items():
         (warning,) = check_dates(Schema({"day": column, "sum": Integer(0, 202_412)}))
         assert text in warning
+    # Rounded bounds of dates, and those of populations, salaries, identifiers and post codes.
+    dates = [(20190000, 20229999), (20190000, 20221231), (20190101, 20221299), (19000000, 20239999)]
+    dates += [(201900, 202299), (201900, 202312), (2019000000, 2022999999), (20190600, 20220699)]
+    for bounds in dates:
+        assert len([*check_dates(Schema({"day": Integer(*bounds)}))]) == 1
+    numbers = [(19000000, 20000000), (180000, 220000), (190000, 210000), (200000, 200500)]
+    numbers += [(0, 99999999), (20000000, 20999999), (200000, 209999), (20190000, 20230000)]
+    for bounds in numbers:
+        assert not [*check_dates(Schema({"sum": Integer(*bounds)}))]
     with pytest.raises(ValueError, match=r"not below 2\*\*53 .* as Categorical"):
         Integer(0, 2**53)
     with pytest.raises(

@@ -234,7 +234,16 @@ class Numeric(Column):
         unit = f" {self.unit}" if self.unit else ""
         bounds = f"{self.as_text(self.lower)} to {self.as_text(self.upper)}{unit}"
         source = "given" if self.typical is not None else "from the bounds"
-        return f"{bounds}, typically {self.location:g} +- {self.deviation:g} ({source})"
+        typical = f"typically {self.location:g} +- {self.deviation:g} ({source})"
+        return ", ".join([bounds, *self.choices, typical])
+
+    @property
+    def choices(self) -> list[str]:
+        """Texts for reports of what is declared of bins."""
+        choices = [f"spikes at {self.listed(self.spikes)}"] if self.spikes else []
+        if not isinstance(self.bins, int):
+            choices.append(f"bins with edges at {self.listed(self.bins)}")
+        return choices + ["on a log scale"] * (self.scale == "log")
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns draws of a beta distribution on the bounds with the typical mean and deviation.
@@ -341,6 +350,15 @@ class Numeric(Column):
     def as_text(self, number: float) -> str:
         """Returns a bound as messages show it."""
         return str(number)
+
+    def listed(self, numbers: Sequence[float]) -> str:
+        """Returns the first numbers of a list as text, and how many more it has."""
+        shown = [
+            self.as_text(int(number) if number == int(number) else number)
+            for number in numbers[:_MOST_SHOWN]
+        ]
+        more = len(numbers) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
 
     def numbers_of(self, name: str, values: np.ndarray) -> np.ndarray:
         """Returns values within the bounds as float64 [n].
@@ -573,7 +591,8 @@ class Categorical(Column):
         more = len(self.categories) - len(shown)
         rest = f" and {more} more" if more else ""
         shares = "equal shares assumed" if self.shares is None else "shares given"
-        return f"one of {', '.join(shown)}{rest} ({shares})"
+        parents = "" if self.parents is None else f", with {len(set(self.parents))} parents"
+        return f"one of {', '.join(shown)}{rest}{parents} ({shares})"
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns categories, drawn with their shares.
@@ -659,7 +678,7 @@ class Binary(Column):
     @property
     def described(self) -> str:
         """See `Column.described`."""
-        return f"0 or 1, 1 in {self.share:.3g} of the records"
+        return f"0 or 1, 1 in {100.0 * self.share:.3g}% of the records"
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns bools, true with the column's share.

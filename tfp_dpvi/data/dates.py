@@ -64,7 +64,8 @@ class Date(Integer):
     @property
     def described(self) -> str:
         """See `Column.described`."""
-        return f"{self.as_text(self.lower)} to {self.as_text(self.upper)}"
+        bounds = f"{self.as_text(self.lower)} to {self.as_text(self.upper)}"
+        return ", ".join([bounds, *self.choices])
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """See `Numeric.simulate`; returns dates."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,9 @@ TYPES: dict[str, type[Column]] = {
     "categorical": Categorical,
     "date": Date,
 }
+
+MEASURABLE = ("typical values", "shares", "share")
+"""Parts of a description that a regression may release from the records instead."""
 
 
 def columns_from(columns: Mapping[str, Any]) -> dict[str, Column]:
@@ -99,31 +102,54 @@ def parsed(text: str, language: str) -> Any:
         raise ValueError(f"text is no {language} ({check.first_line(error)}).") from None
 
 
-def questions(name: str, column: Column) -> list[str]:
-    """Returns what a curator must be able to answer about a column.
+def questions(name: str, column: Column) -> dict[str, str]:
+    """Returns what a curator must be able to answer about a column, by what it is about.
 
     Args:
       name: The column's name.
       column: Its description.
     """
-    found = []
+    found = {}
     if isinstance(column, Numeric):
         low, high = column.as_text(column.lower), column.as_text(column.upper)
-        found.append(f"{name}: what public source says that values are from {low} to {high}?")
+        found["bounds"] = f"{name}: what public source says that values are from {low} to {high}?"
+        if column.spikes:
+            found["spikes"] = (
+                f"{name}: what public source says that values are often "
+                f"{column.listed(column.spikes)}, if not these records?"
+            )
+        if not isinstance(column.bins, int):
+            found["edges"] = (
+                f"{name}: what public source has the edges {column.listed(column.bins)}, if not "
+                "these records?"
+            )
         if column.typical is not None:
-            found.append(
+            found["typical values"] = (
                 f"{name}: what public source has the mean {column.location:g} and the standard "
                 f"deviation {column.deviation:g}, if not these records?"
             )
     if isinstance(column, Categorical):
-        found.append(
+        found["categories"] = (
             f"{name}: what public source lists all {column.num_levels} categories, also those that "
             "no record has?"
         )
+        if column.parents is not None:
+            found["parents"] = f"{name}: what public source has the parent of each category?"
         if column.shares is not None:
-            found.append(f"{name}: what public source has the shares, if not these records?")
+            found["shares"] = f"{name}: what public source has the shares, if not these records?"
     if isinstance(column, Binary) and column.share != 0.5:
-        found.append(f"{name}: what public source has the share {column.share:g}?")
+        found["share"] = f"{name}: what public source has the share {column.share:g}?"
     if column.missing:
-        found.append(f"{name}: is it public that values can be missing?")
+        found["missing values"] = f"{name}: is it public that values can be missing?"
     return found
+
+
+def with_sources(line: str, needed: Iterable[str]) -> str:
+    """Returns a line of a report with the question for public sources.
+
+    Args:
+      line: The text of a column, or of a rule.
+      needed: All that needs a source other than the records.
+    """
+    named = ", ".join(needed)
+    return f"{line}. Public source for {named}?" if named else line

@@ -334,7 +334,8 @@ def of_categories(container: Container, dtype: Dtype, categories: list[Native]) 
     if container == "polars" and type(dtype).__name__ == "Enum":
         import polars
 
-        return polars.Enum(categories)
+        # Others do not come back, which `Layout.of` then says of them alone.
+        return polars.Enum([category for category in categories if isinstance(category, str)])
     return dtype
 
 

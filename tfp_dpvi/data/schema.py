@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
 import json
 import math
 import warnings
@@ -159,10 +161,23 @@ class Schema:
         """Returns JSON text for `from_json`."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
-        return "\n".join(
-            f"{name}: {column.described}{', may be missing' if column.missing else ''}"
+    @property
+    def lines(self) -> dict[str, str]:
+        """The text for reports of each column, by name."""
+        return {
+            name: f"{name}: {column.described}{', may be missing' if column.missing else ''}"
             for name, column in self.columns.items()
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines.values())
+
+    @property
+    def asked(self) -> str:
+        """The text with the question for public sources at the end of each line, for reports."""
+        return "\n".join(
+            describe.with_sources(line, describe.questions(name, self.columns[name]))
+            for name, line in self.lines.items()
         )
 
     def questions(self) -> list[str]:
@@ -174,7 +189,7 @@ class Schema:
         return [
             question
             for name, column in self.columns.items()
-            for question in describe.questions(name, column)
+            for question in describe.questions(name, column).values()
         ]
 
     def simulate(self, num: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -354,6 +369,33 @@ class Layout:
             _check_values(name, container, dtypes[name], column)
         return cls(container, dtypes)
 
+    def check_objects(self, data: TableData, schema: Schema) -> None:
+        """Checks that columns of objects have none that would come back as another type.
+
+        Args:
+          data: The data set, whose values the schema allows.
+          schema: The public description of its columns.
+
+        Raises:
+          ValueError: Numbers are decimals, or days are times.
+        """
+        for name, dtype in self.dtypes.items():
+            column = schema.columns[name]
+            if not (isinstance(column, Numeric) and isinstance(dtype, np.dtype)):
+                continue
+            is_date = isinstance(column, Date)
+            if dtype.kind != "O" or (is_date and column.unit != "D"):
+                continue
+            values = schema.part([name]).arrays(data)[name]
+            kind = datetime.datetime if is_date else decimal.Decimal
+            wrong = np.array([isinstance(value, kind) for value in values]) & ~is_missing(values)
+            if wrong.any():
+                advice = "times, described as days: convert it to datetime64, or pass unit="
+                raise ValueError(
+                    f"column {name!r} of objects has, in {check.rows(wrong)}, "
+                    f"{advice if is_date else 'decimals: cast it to float64'}."
+                )
+
     def to_config(self) -> dict[str, str | list[tuple[Hashable, str]]]:
         """Returns plain values for `from_config`."""
         dtypes: list[tuple[Hashable, str]] = [
@@ -421,6 +463,7 @@ _ADVICE = {
     "f": "describe it as Continuous",
     "b": "describe it as Binary",
     "M": "describe it as Date",
+    "T": "convert it by astype(str)",
     "decimal": "cast it to float64",
 }
 
@@ -434,6 +477,11 @@ def _check_kind(
     else:
         kind, text = frames.kind_of(example), frames.shown(example)
         frames.check_readable(name, example)
+        if text.lower().startswith("null"):
+            raise ValueError(
+                f"column {name!r} has dtype {text}, which has no values: cast it to the dtype of "
+                "the values that it may have, or drop it."
+            )
         if not frames.is_common(container, dtype):
             raise ValueError(
                 f"column {name!r} has dtype {text}, which synthetic tables do not have: convert "
@@ -453,7 +501,9 @@ def _check_kind(
         return
     if kind in column.kinds:
         return
-    advice = _ADVICE.get(kind, "describe it as Categorical")
+    listed = isinstance(column, Categorical)
+    other = "convert it to numbers or strings" if listed else "describe it as Categorical"
+    advice = _ADVICE.get(kind, other)
     if isinstance(column, Date):
         advice = "convert it to dates, for pandas by pandas.to_datetime(column, format=...), "
         advice += "of periods by column.dt.to_timestamp()"

@@ -57,7 +57,8 @@ class PrivacyReport:
       message_epsilon: Epsilon for who sees the releases that `epsilon` takes to be seen within a
         sum alone, see `PrivacyPlan.summed_over`; None without such releases. The release's
         dictionary then has `summed_over`.
-      schema: What was taken to be public about the columns, a line each; None without a schema.
+      schema: What was taken to be public about the columns and about rules between them, a line
+        each, with the question what public source has it; None without a schema.
 
     ```python
     >>> from tfp_dpvi.privacy import FullBatch, PrivacyLedger, PrivacyPlan
@@ -252,7 +253,8 @@ class PrivacyReport:
         ):
             lines += [title] if items else []
             for item in items:
-                lines += _wrapped(item + ".", "  * ", "    ")
+                end = "" if item.endswith("?") else "."
+                lines += _wrapped(item + end, "  * ", "    ")
         return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from tfp_dpvi import _validate as check
 from tfp_dpvi import export
 from tfp_dpvi.bayes import inference_data
 from tfp_dpvi.checking import CheckTable, PrivateChecks
-from tfp_dpvi.data import Schema
+from tfp_dpvi.data import Schema, describe
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
 from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
@@ -262,17 +262,21 @@ class Regression:
         """
         report = self.model.privacy_report(delta)
         caveats = tuple(self._own_caveat(caveat) for caveat in report.caveats)
-        lines = zip(self.design.schema.names, str(self.design.schema).split("\n"), strict=True)
+        lines = self.design.schema.lines.items()
         schema = "\n".join(self._described_column(name, line) for name, line in lines)
         return dataclasses.replace(report, caveats=caveats, schema=schema)
 
     def _described_column(self, name: str, line: str) -> str:
         """Returns the line of a column's description; what was measured was not declared."""
-        if name not in self.parts.measured:
-            return line
-        if is_wide(self.design.schema.columns[name]):
-            return line + " (a release from the records showed no more)"
-        return re.sub(r" \((shares )?given\)", "", line) + " (released from the records)"
+        column = self.design.schema.columns[name]
+        needed = describe.questions(name, column)
+        if name in self.parts.measured:
+            needed = {part: needed[part] for part in needed if part not in describe.MEASURABLE}
+            if is_wide(column):
+                line += " (a release from the records showed no more)"
+            else:
+                line = re.sub(r" \((shares )?given\)", "", line) + " (released from the records)"
+        return describe.with_sources(line, needed)
 
     def _described(self) -> list[str]:
         """Returns the paragraphs of a report that are not about privacy."""

@@ -29,7 +29,7 @@ from tfp_dpvi.synthetic.mixture import (
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.planning import TablePlan
 from tfp_dpvi.synthetic.rubin import RubinEstimate, rubin
-from tfp_dpvi.synthetic.rules import AtMost, OnlyWhere, Rule
+from tfp_dpvi.synthetic.rules import AtMost, Equal, OnlyWhere, Rule
 from tfp_dpvi.synthetic.synthesizer import Synthesizer
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Column",
     "Continuous",
     "Date",
+    "Equal",
     "Estimate",
     "Estimates",
     "Grouped",

@@ -7,11 +7,12 @@ import dataclasses
 import datetime
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.data.dates import Date
 from tfp_dpvi.data.schema import Schema
+from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyPlan
 from tfp_dpvi.synthetic import grouping
 from tfp_dpvi.synthetic.pairs import Pairs
 
@@ -20,6 +21,9 @@ SHARE = 0.1
 
 # A column drowns if a level expects fewer records than so many standard deviations of the noise.
 _CLEAR = 2.0
+
+# The largest epsilon that is proposed.
+_LARGEST_EPSILON = 100.0
 
 # Names that a message lists.
 _MOST_SHOWN = 6
@@ -175,12 +179,54 @@ class TablePlan:
         return "\n".join([*lines, *filter(None, [self.advice])])
 
 
+def table_plan(schema: Schema, pairs: Pairs, plan: PrivacyPlan, num: int) -> TablePlan:
+    """Returns what a fit would release.
+
+    Args:
+      schema: The user's description.
+      pairs: The counts of the coded columns, without triples.
+      plan: The plan of their release.
+      num: The public number of records.
+    """
+    chosen = pairs.where_clear(num, plan.deviation)
+    levels = dict(zip(schema.names, pairs.sizes, strict=True))
+    within = None if chosen.within is None else schema.names[chosen.within]
+    return TablePlan(num, levels, plan.deviation * chosen.norm / pairs.norm, target=within)
+
+
+def with_sufficient(plan: TablePlan, epsilon: float, at: Callable[[float], TablePlan]) -> TablePlan:
+    """Returns a plan with an epsilon at which no column drowns, if one up to 100 is enough.
+
+    Args:
+      plan: The plan.
+      epsilon: Its epsilon.
+      at: Returns the plan of another epsilon, or raises where a ledger does not allow it.
+    """
+    low, high = epsilon, epsilon
+    with contextlib.suppress(BudgetExhaustedError):
+        while plan.drowned and high < _LARGEST_EPSILON and at(high).drowned:
+            low, high = high, min(2.0 * high, _LARGEST_EPSILON)
+        if not plan.drowned or at(high).drowned:
+            return plan
+        while high > 1.05 * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if at(middle).drowned else (low, middle)
+        # Rounded up to two digits.
+        digits = 1 - math.floor(math.log10(high))
+        enough = math.ceil(high * 10.0**digits) / 10.0**digits
+        return dataclasses.replace(plan, sufficient_epsilon=enough)
+    return plan
+
+
 def check_dates(schema: Schema) -> Iterable[str]:
     """Yields a warning for each column of numbers whose bounds look like dates."""
     for name, column in schema.columns.items():
         if not isinstance(column, Numeric) or isinstance(column, Date):
             continue
-        if _is_date(column.lower) and _is_date(column.upper):
+        ends = str(int(column.lower))[3:], str(int(column.upper))[3:]
+        # Whole decades are as often those of other numbers.
+        decades = set(ends[0]) == {"0"} and set(ends[1]) == {"9"}
+        if _is_date(column.lower, "00") and _is_date(column.upper, "99") and not decades:
             yield (
                 f"column {name!r} has bounds {column.lower} and {column.upper}, which look like "
                 f"dates {_DATES[len(str(int(column.lower)))]}: as {type(column).__name__}, it gets "
@@ -189,11 +235,14 @@ def check_dates(schema: Schema) -> Iterable[str]:
             )
 
 
-def _is_date(number: float) -> bool:
+def _is_date(number: float, rounded: str) -> bool:
+    """Returns whether a bound is a date whose month and day may be rounded to two digits."""
     text = str(int(number))
+    # A month alone begins with its first day.
+    full = (text + "01")[:8]
+    month, day = ("01" if part == rounded else part for part in (full[4:6], full[6:]))
     with contextlib.suppress(ValueError):
-        # A month alone begins with its first day.
-        date = datetime.datetime.strptime((text + "01")[:8], "%Y%m%d")
+        date = datetime.datetime.strptime(full[:4] + month + day, "%Y%m%d")
         return len(text) in _DATES and 1800 <= date.year <= 2200
     return False
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 
 from tfp_dpvi import _validate as check
+from tfp_dpvi import serialization
 from tfp_dpvi.data.columns import Categorical, Numeric, is_missing
 from tfp_dpvi.data.dates import Date
 from tfp_dpvi.data.schema import Schema, TableData
@@ -24,16 +25,21 @@ Drawn = tuple[np.ndarray, np.ndarray]
 _MOST_DRAWS = 200
 _FIRST_DRAWS = 1000
 
+# Values on which a rule is tried before a fit.
+_TRIED = 100
+
 
 class Rule(abc.ABC):
     """A condition on the values of some columns of a record.
 
-    A rule of your own has `columns` and `holds`:
+    A rule of your own has `columns` and `holds`, and a name by which files know it:
 
     ```python
     >>> import dataclasses
     >>> import numpy as np
-    >>> @dataclasses.dataclass(frozen=True)
+    >>> import tfp_dpvi as dpvi
+    >>> @dpvi.register("adults_smoke")
+    ... @dataclasses.dataclass(frozen=True)
     ... class AdultsSmoke(Rule):
     ...     columns = ("age", "smokes")
     ...
@@ -60,6 +66,15 @@ class Rule(abc.ABC):
         Returns:
           bool array of shape [n].
         """
+
+    def get_config(self) -> dict[str, Hashable]:
+        """Returns the fields, as Keras asks of a registered class."""
+        return dict(vars(self))
+
+    @property
+    def described(self) -> str:
+        """Text for reports."""
+        return f"{type(self).__name__} of {', '.join(map(repr, self.columns))}"
 
     def check(self, schema: Schema) -> None:
         """Checks that the rule is about a schema's columns.
@@ -115,6 +130,15 @@ class OnlyWhere(Rule):
         """See `Rule.columns`."""
         return self.column, *self.where
 
+    @property
+    def described(self) -> str:
+        """See `Rule.described`."""
+        texts = {
+            name: f"{name!r} is {' or '.join(map(str, values))}"
+            for name, values in {self.column: self.values, **self.where}.items()
+        }
+        return f"{texts.pop(self.column)} only where {' and '.join(texts.values())}"
+
     def check(self, schema: Schema) -> None:
         """See `Rule.check`."""
         super().check(schema)
@@ -159,6 +183,11 @@ class AtMost(Rule):
         """See `Rule.columns`."""
         return self.smaller, self.larger
 
+    @property
+    def described(self) -> str:
+        """See `Rule.described`."""
+        return f"{self.smaller!r} is at most {self.larger!r}"
+
     def check(self, schema: Schema) -> None:
         """See `Rule.check`."""
         super().check(schema)
@@ -174,6 +203,117 @@ class AtMost(Rule):
     def holds(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
         """See `Rule.holds`."""
         return np.asarray(values[self.smaller] <= values[self.larger])
+
+
+@dataclasses.dataclass(frozen=True)
+class Equal(Rule):
+    """Two columns have the same values: that of the first is copied to the second.
+
+    Where one of them is missing, neither is changed. The fit counts both columns; to describe one
+    and to copy it afterwards costs less noise.
+
+    ```python
+    >>> import numpy as np
+    >>> rule = Equal("born", "birthday")
+    >>> rule.holds({"born": np.array([1, 5]), "birthday": np.array([1, 4])}).tolist()
+    [True, False]
+
+    ```
+
+    Attributes:
+      column: The name of the column that is drawn.
+      copy: The name of the column that is a copy of it.
+    """
+
+    column: str
+    copy: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Rule.columns`."""
+        return self.column, self.copy
+
+    @property
+    def described(self) -> str:
+        """See `Rule.described`."""
+        return f"{self.copy!r} equals {self.column!r}"
+
+    def check(self, schema: Schema) -> None:
+        """See `Rule.check`."""
+        super().check(schema)
+        one, other = (
+            dataclasses.replace(schema.columns[name], missing=False) for name in self.columns
+        )
+        if one != other or self.column == self.copy:
+            raise ValueError(
+                f"rules: {self.column!r} and {self.copy!r} must be two columns that are described "
+                "alike, but for missing=, to be equal."
+            )
+
+    def holds(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """See `Rule.holds`."""
+        return np.asarray(values[self.column] == values[self.copy])
+
+
+def check_rules(rules: Sequence[Rule], schema: Schema) -> None:
+    """Checks rules before anything is spent: by themselves, on drawn values, and together.
+
+    Args:
+      rules: The rules.
+      schema: The public description of the columns.
+
+    Raises:
+      TypeError: One is no rule.
+      ValueError: A rule is not about the columns, cannot be saved, fails on drawn values, or
+        contradicts another one.
+    """
+    generator = np.random.default_rng(0)
+    parts = schema.columns.values()
+    codes = [generator.integers(column.num_levels, size=_TRIED) for column in parts]
+    drawn = {
+        name: values for name, (values, _) in schema.values(np.stack(codes, 1), generator).items()
+    }
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(
+                f"rules={check.shown(rules)} must be a list of rules, such as "
+                'dpvi.synthetic.AtMost("first", "second").'
+            )
+        rule.check(schema)
+        _try(rule, {name: drawn[name] for name in rule.columns})
+    copies = [rule.copy for rule in rules if isinstance(rule, Equal)]
+    if twice := [name for name in copies if copies.count(name) > 1]:
+        raise ValueError(f"rules: {twice[0]!r} is the copy of two Equal: make a chain of them.")
+    pairs = [rule.columns for rule in rules if isinstance(rule, AtMost)]
+    if both := [pair for pair in pairs if pair[::-1] in pairs]:
+        raise ValueError(
+            f"rules: AtMost holds both ways of {both[0][0]!r} and {both[0][1]!r}, which hardly any "
+            "draw keeps: use Equal."
+        )
+
+
+def _try(rule: Rule, drawn: Mapping[str, np.ndarray]) -> None:
+    """Raises unless a rule can be saved, and says of drawn values, no records, where it holds."""
+    name = type(rule).__name__
+    try:
+        serialization.encode(rule, "rules")
+    except ValueError:
+        raise ValueError(
+            f"rules: {name} could not be saved: make it a frozen dataclass of plain fields, with "
+            f'@dpvi.register("{name}") above it.'
+        ) from None
+    try:
+        held = np.asarray(rule.holds(drawn))
+    except Exception as error:
+        raise ValueError(
+            f"rules: {name}.holds fails on drawn values ({type(error).__name__}): try it on those "
+            "of schema.simulate(9)."
+        ) from None
+    if held.dtype != bool or held.shape != (_TRIED,):
+        raise ValueError(
+            f"rules: {name}.holds must return bools of shape [{_TRIED}], not {held.dtype} of "
+            f"{list(held.shape)}."
+        )
 
 
 def _among(values: np.ndarray, given: Sequence[Hashable]) -> np.ndarray:
@@ -223,6 +363,16 @@ def check_records(rules: Sequence[Rule], schema: Schema, data: TableData) -> Non
             )
 
 
+def _copied(rules: Sequence[Rule], columns: dict[str, Drawn]) -> dict[str, Drawn]:
+    """Returns columns of which those that equal another one have its values."""
+    equal = [rule for rule in rules if isinstance(rule, Equal)]
+    # As often as there are copies, so that a chain of them may be in any order.
+    for rule in equal * len(equal):
+        source, copy = columns[rule.column], columns[rule.copy]
+        columns = {**columns, rule.copy: (np.where(source[1], copy[0], source[0]), copy[1])}
+    return columns
+
+
 def drawn_until_kept(
     draw: Callable[[int], dict[str, Drawn]], num: int, rules: Sequence[Rule]
 ) -> dict[str, Drawn]:
@@ -247,7 +397,7 @@ def drawn_until_kept(
                 f"rules: of {drawn} records of the model, {found} keep them: the released counts "
                 "contradict the rules, or drown in noise; take a larger epsilon or fewer rules."
             )
-        columns = draw(batch)
+        columns = _copied(rules, draw(batch))
         kept = np.flatnonzero(keeps(rules, columns))
         parts.append({name: (part[kept], gone[kept]) for name, (part, gone) in columns.items()})
         found, drawn = found + len(kept), drawn + batch

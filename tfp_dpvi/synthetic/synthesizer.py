@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -28,11 +27,8 @@ from tfp_dpvi.synthetic.mixture import Params, Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
-from tfp_dpvi.synthetic.rules import Drawn, Rule, check_records, drawn_until_kept
+from tfp_dpvi.synthetic.rules import Drawn, Rule, check_records, check_rules, drawn_until_kept
 from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
-
-# The largest epsilon that `plan` proposes.
-_LARGEST_EPSILON = 100.0
 
 # The share of records in merged categories from which a fit warns.
 _MUCH_MERGED = 0.1
@@ -45,12 +41,16 @@ class _Paid:
     Attributes:
       settings: The settings of the fit, with a digest of the records.
       pairs: What it counts last.
+      expected: What the noise drowns of it.
       plans: The plans of its releases.
       released: Its releases so far.
     """
 
     settings: tuple[Any, ...] = ()
     pairs: Pairs = dataclasses.field(default_factory=lambda: Pairs(Segments((), ())))
+    expected: planning.TablePlan = dataclasses.field(
+        default_factory=lambda: planning.TablePlan(1, {}, 0.0)
+    )
     plans: Sequence[PrivacyPlan] = ()
     released: list[np.ndarray] = dataclasses.field(default_factory=list)
 
@@ -90,14 +90,15 @@ class Synthesizer:
         sqrt(2) times as large. Otherwise its own pairs are counted twice as precisely. None where
         all columns matter alike.
       rules: What synthetic records keep, such as `dpvi.synthetic.AtMost("admitted", "discharged")`
-        or `OnlyWhere("pregnant", [1], {"sex": ["F"]})`: public knowledge, which the records obey.
-        Of two equal columns, describe one and copy it. `estimate` knows nothing of rules.
+        `OnlyWhere("pregnant", [1], {"sex": ["F"]})` or `Equal("born", "birthday")`: public
+        knowledge, which the records obey. `estimate` knows nothing of rules.
       concentration: The concentration of the Dirichlet priors.
       seed: Makes initial values, noise and fit repeatable and hence *not private*; see `DPModel`.
 
     Raises:
       TypeError: `schema` is no `Schema`.
-      ValueError: `target` or a rule's column is no column of it, or a number is out of range.
+      ValueError: `target` or a rule's column is no column of it, a rule cannot be saved or fails on
+        drawn values, or a number is out of range.
 
     #### Formal guarantee
 
@@ -121,13 +122,7 @@ class Synthesizer:
     ) -> None:
         schema = Schema.of(schema)
         num = check.count("num_components", num_components, 1)
-        for rule in rules:
-            if not isinstance(rule, Rule):
-                raise TypeError(
-                    f"rules={check.shown(rules)} must be a list of rules, such as "
-                    'dpvi.synthetic.AtMost("first", "second").'
-                )
-            rule.check(schema)
+        check_rules(rules, schema)
         coded = _uninformed(schema)
         start = mixture.starting_point(coded, num, target=target, seed=seed)
         make_prior = functools.partial(mixture.make_prior, coded, num, concentration=concentration)
@@ -177,28 +172,13 @@ class Synthesizer:
         place = None if target is None else schema.names.index(target)
         pairs = Pairs(Segments.of(_uninformed(schema)), place)
         listed = planning.releases_of(schema, pairs)
-        levels = dict(zip(schema.names, pairs.sizes, strict=True))
 
         def at(budget: float) -> planning.TablePlan:
             plan = plan_counts(listed, epsilon=budget, delta=delta, num_records=num)[-1]
-            chosen = pairs.where_clear(num, plan.deviation)
-            deviation = plan.deviation * chosen.norm / pairs.norm
-            within = None if chosen.within is None else target
-            return planning.TablePlan(num, levels, deviation, budget, delta, target=within)
+            return planning.table_plan(schema, pairs, plan, num)
 
-        plan = at(epsilon)
-        low, high = epsilon, epsilon
-        while plan.drowned and high < _LARGEST_EPSILON and at(high).drowned:
-            low, high = high, min(2.0 * high, _LARGEST_EPSILON)
-        if not plan.drowned or at(high).drowned:
-            return plan
-        while high > 1.05 * low:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if at(middle).drowned else (low, middle)
-        # Rounded up to two digits.
-        digits = 1 - math.floor(math.log10(high))
-        enough = math.ceil(high * 10.0**digits) / 10.0**digits
-        return dataclasses.replace(plan, sufficient_epsilon=enough)
+        plan = dataclasses.replace(at(epsilon), epsilon=epsilon, delta=delta)
+        return planning.with_sufficient(plan, epsilon, at)
 
     def fit(
         self,
@@ -247,6 +227,7 @@ class Synthesizer:
         layout = Layout.of(data, self.schema)
         # The only time that records are encoded: all that is counted follows from finest levels.
         codes = self.schema.finest.encode(data)
+        layout.check_objects(data, self.schema)
         check_records(model.rules, self.schema, data)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         settings = (
@@ -302,13 +283,12 @@ class Synthesizer:
         if not self._paid.released:
             pairs = Pairs(Segments.of(model.schema), target)
             plan = releases.plans(planning.releases_of(self.schema, pairs), num)[-1]
+            self._paid.expected = self._expected(pairs, plan, releases, num)
             self._paid.pairs = pairs.where_clear(num, plan.deviation)
             listed = planning.releases_of(self.schema, self._paid.pairs)
             self._paid.plans = releases.plans(listed, num)
         pairs, plan = self._paid.pairs, self._paid.plans[-1]
-        expected = planning.TablePlan(
-            num, dict(zip(names, pairs.sizes, strict=True)), plan.deviation
-        )
+        expected = self._paid.expected
         if expected.warning:
             warnings.warn(expected.warning, stacklevel=3)
         schema = self._with_levels(codes, releases)
@@ -337,6 +317,21 @@ class Synthesizer:
                     "lost: raise max_levels, or pass parents= to merge within public groups.",
                     stacklevel=3,
                 )
+
+    def _expected(
+        self, pairs: Pairs, plan: PrivacyPlan, releases: CountReleases, num: int
+    ) -> planning.TablePlan:
+        """Returns what `plan` would say of this fit, in addition to all that is in the ledger."""
+        listed = planning.releases_of(self.schema, pairs)
+
+        def at(epsilon: float) -> planning.TablePlan:
+            target = dataclasses.replace(releases.target, epsilon=epsilon)
+            other = dataclasses.replace(releases, target=target).plans(listed, num)[-1]
+            return planning.table_plan(self.schema, pairs, other, num)
+
+        expected = planning.table_plan(self.schema, pairs, plan, num)
+        epsilon = releases.target.epsilon
+        return expected if epsilon is None else planning.with_sufficient(expected, epsilon, at)
 
     def _release(self, releases: CountReleases, counts: np.ndarray, number: int) -> np.ndarray:
         """Returns one of a fit's releases, charged now or taken over."""
@@ -473,11 +468,14 @@ class Synthesizer:
         return self
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """Returns the model's report with the schema; see `DPModel.privacy_report`.
+        """Returns the model's report with the schema and the rules; see `DPModel.privacy_report`.
 
-        Its remarks say where noise may hide records that are far from all others, as no sample is.
+        Each line of them asks for public sources. Its remarks say where noise may hide records that
+        are far from all others, as no sample is.
         """
-        return dataclasses.replace(self.model.privacy_report(delta), schema=str(self.schema))
+        rules = [f"rule: {rule.described}. Public source?" for rule in self.model.rules]
+        declared = "\n".join([self.schema.asked, *rules])
+        return dataclasses.replace(self.model.privacy_report(delta), schema=declared)
 
     def _fitted(self, call: str) -> tuple[Layout, int]:
         layout, num = self.model.layout, self.model.privacy_account.num_records
