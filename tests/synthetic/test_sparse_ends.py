@@ -30,13 +30,14 @@ NUM = 30_000
 FINE, COARSE = 60.0, 300.0
 
 
-def estimates(column, numbers, generator, fine=FINE, coarse=COARSE):
+def estimates(column, numbers, generator, fine=FINE, coarse=COARSE, other=None):
     """What a fit releases of a column beside another one, without the fit."""
     levels = column.fine.encode("x", numbers)
     tree = [part + coarse * generator.normal(size=len(part)) for part in histograms(column, levels)]
     chosen = group(column, tree, coarse)
     pairs = Pairs(Segments.of(Schema({"x": chosen, "other": Binary()})))
-    codes = [chosen.from_finest(levels), generator.integers(2, size=len(numbers))]
+    other = generator.integers(2, size=len(numbers)) if other is None else other
+    codes = [chosen.from_finest(levels), other]
     counts = pairs.counts(np.stack(codes, axis=1))
     counts = counts + fine * generator.normal(size=counts.shape)
     released = NoisyPairs.of(pairs, counts, fine, len(numbers))
@@ -173,6 +174,19 @@ def test_quantiles_say_what_far_records_would_change():
         assert 4.56 < float(re.fullmatch(pattern, caveat).group(2)) <= 5.0
 
 
+def test_a_slope_on_a_small_group_with_the_largest_numbers():
+    """10 data sets: with one level beyond 5,000 none was inside; of 30, 24 are now."""
+    num, inside = 100_000, []
+    for seed in range(10):
+        generator = np.random.default_rng(seed)
+        group_of = (generator.random(num) < 0.005).astype(int)
+        numbers = generator.exponential(1000.0, num) * np.where(group_of, 8.0, 1.0)
+        found = estimates(Continuous(0.0, 2e5), numbers, generator, 17.0, 33.0, other=group_of)
+        low, high = found.regression("x", ["other"]).interval()
+        inside.append(low[1] <= 7000.0 <= high[1])
+    assert sum(inside) >= 6
+
+
 def test_reports_say_that_samples_have_no_far_records(tmp_path):
     generator = np.random.default_rng(0)
     usual = np.clip(generator.normal(50.0, 10.0, size=[2, 1000]), 0.0, 100.0)
@@ -213,7 +227,8 @@ def test_far_records_are_in_no_interval_but_said():
         assert any("supposes that there are none" in caveat for caveat in pair.caveats)
         assert not far(pair.caveats)
     assert len(said) >= 5
-    assert np.median(widths) < 15.0
+    # With those of a level between 100 and the bound, 500 and more.
+    assert np.median(widths) < 25.0
     pattern = (
         r"the noise hides whether some \d+ records of 'x' are far from the others, "
         r"between [\d.]+ and 10000: if they are, the mean is larger by about [\d.]+, which is in "

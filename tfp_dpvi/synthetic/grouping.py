@@ -182,10 +182,12 @@ def with_ends(
     for is_upper in (False, True):
         order = np.arange(column.num_levels) if is_upper else np.arange(column.num_levels)[::-1]
         num = tails.outermost(counts[order], single[order])
-        # Beyond a higher threshold the distribution is nearer, and fewer counts tell it.
+        # Beyond a higher threshold the distribution is nearer, if as many counts still tell it.
+        clear = counts >= _CLEAR * fine
         found = (
             _end(column, np.sort(order[-some:]), is_upper, counts, coarse, fine, generator)
             for some in range(num, tails.LEAST - 1, -1)
+            if some == num or np.count_nonzero(clear[order[-some:]]) >= tails.LEAST
         )
         ends += next(filter(None, found), [])
     fitted = dataclasses.replace(column, ends=tuple(ends))
@@ -616,7 +618,8 @@ def _doubled(pieces: list[list[Cell]], edges: np.ndarray, clear: float) -> list[
     sums = np.cumsum([_size(piece)[0] for piece in pieces])
     middle = pieces[int(np.searchsorted(sums, sums[-1] / 2.0))]
     median = edges[(middle[0][0] + middle[-1][1]) // 2]
-    place, cut, farthest = 0, 0, _DOUBLED
+    place, cut = 0, 0
+    farthest = _DOUBLED
     for end, is_upper in ((0, False), (len(pieces) - 1, True)):
         limits = edges[[pieces[end][0][0], pieces[end][-1][1]]] - median
         near, far = limits if is_upper else limits[::-1]

@@ -201,9 +201,9 @@ class Moments:
           One standard error, float64 [values of the column, values of the partner].
         """
         part, partner = self.levels[i], self.levels[j]
-        ends = np.flatnonzero(part.within)[[0, -1]] if part.within.any() else []
+        wide = np.flatnonzero(part.within).tolist()
         total = np.zeros([part.values.shape[1], partner.values.shape[1]])
-        for level in set(ends):
+        for level in {*wide[:1], *wide[-1:]}:
             joint = self.tables[i, j][0] if i < j else self.tables[j, i][0].T
             shares = np.maximum(joint[level], 0.0)
             mass = max(float(shares.sum()), 1e-300)

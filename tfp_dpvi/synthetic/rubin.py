@@ -45,7 +45,8 @@ class RubinEstimate:
       within: Mean v of the sets' variances.
       between: Variance b of the estimates between the sets.
       degrees_of_freedom: Degrees of freedom of the t distribution.
-      adjusted: True where the formula gave no positive variance and `within` replaces it.
+      adjusted: True where the formula gave less than `within`, the variance of as many records,
+        which replaces it.
       num_sets: The number m of sets.
     """
 
@@ -64,8 +65,9 @@ class RubinEstimate:
         if num_adjusted == 0:
             return (_CAVEAT,)
         return _CAVEAT, (
-            f"the rules gave no positive variance for {num_adjusted} of {np.size(self.adjusted)} "
-            "estimates, and the sets' mean variance replaces it: use more sets."
+            f"the rules gave less than the variance of as many records for {num_adjusted} of "
+            f"{np.size(self.adjusted)} estimates, and the sets' mean variance replaces it: use "
+            "more sets."
         )
 
     @property
@@ -92,9 +94,10 @@ def rubin(
     of `Synthesizer.sample` do not: they do not differ by the noise for privacy.
 
     For fully synthetic data, as from `Synthesizer`: `T = (1 + 1/m) b - v` (Raghunathan, Reiter,
-    Rubin 2003, Journal of Official Statistics 19(1)). If T is not positive, v replaces it (Reiter
-    2002, with sets as large as the original), and `adjusted` is set. Degrees of freedom are
-    `(m - 1) (1 - v / ((1 + 1/m) b))^2`.
+    Rubin 2003, Journal of Official Statistics 19(1)). If T is below v, v replaces it (Reiter 2002,
+    where T is not positive), and `adjusted` is set: sets of as many rows as the records say no more
+    than these. Degrees of freedom are `(m - 1) (1 - v / ((1 + 1/m) b))^2`. Larger sets have a v
+    that is too small.
 
     The rules assume that posterior draws have the true posterior's spread, and that the model of
     the synthetic rows has no bias for the estimate. That was tested for means and shares of
@@ -148,7 +151,8 @@ def rubin(
     spread = (1.0 + 1.0 / m) * between
     with np.errstate(divide="ignore", invalid="ignore"):
         freedom = (m - 1) * (1.0 - within / spread) ** 2
-    adjusted = spread <= within
+    # No synthetic records say more than as many real ones.
+    adjusted = spread <= 2.0 * within
     variance = np.where(adjusted, within, spread - within)
     # Without any spread there is no between-set variance to estimate: take the degrees of freedom
     # of a set.
