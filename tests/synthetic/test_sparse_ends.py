@@ -187,6 +187,18 @@ def test_a_slope_on_a_small_group_with_the_largest_numbers():
     assert sum(inside) >= 6
 
 
+def test_spikes_and_a_far_end_have_as_many_levels_as_declared():
+    """There were 17, and a fit failed after its first release."""
+    generator = np.random.default_rng(0)
+    far_out = np.minimum(15.0 / (1.0 - generator.random(20_000)) ** 2, 1e6)
+    near = generator.integers(0, 16, 20_000)
+    numbers = np.where(generator.random(20_000) < 0.05, far_out, near).astype(int)
+    for num_spikes in (0, 3, 6, 7):
+        column = Integer(0, 10**6, bins=16, spikes=range(2, 2 * num_spikes + 2, 2))
+        counts = histograms(column, column.fine.encode("x", numbers))
+        assert group(column, counts, 0.0).num_levels == 16
+
+
 def test_reports_say_that_samples_have_no_far_records(tmp_path):
     generator = np.random.default_rng(0)
     usual = np.clip(generator.normal(50.0, 10.0, size=[2, 1000]), 0.0, 100.0)

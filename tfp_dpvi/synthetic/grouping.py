@@ -554,7 +554,8 @@ def _divided(
     num_far = min(_FAR_LEVELS, levels // 8)
     if _doubled(pieces, edges, clear) != pieces:
         pieces = _pieces(cells, alone, levels - num_far)
-        for _ in range(num_far):
+        # Spikes may need more levels of their own than are left.
+        for _ in range(levels - len(pieces)):
             pieces = _doubled(pieces, edges, clear)
     pieces = _split(pieces, levels)
     return [cell for piece in pieces for cell in piece], np.cumsum([len(piece) for piece in pieces])
