@@ -7,7 +7,9 @@ model until all rules hold: draws from the model given the rules, which costs no
 from __future__ import annotations
 
 import abc
+import collections
 import dataclasses
+import graphlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
@@ -284,12 +286,17 @@ def check_rules(rules: Sequence[Rule], schema: Schema) -> None:
     copies = [rule.copy for rule in rules if isinstance(rule, Equal)]
     if twice := [name for name in copies if copies.count(name) > 1]:
         raise ValueError(f"rules: {twice[0]!r} is the copy of two Equal: make a chain of them.")
-    pairs = [rule.columns for rule in rules if isinstance(rule, AtMost)]
-    if both := [pair for pair in pairs if pair[::-1] in pairs]:
+    above = collections.defaultdict(list)
+    for rule in rules:
+        if isinstance(rule, AtMost):
+            above[rule.columns[0]].append(rule.columns[1])
+    try:
+        graphlib.TopologicalSorter(above).prepare()
+    except graphlib.CycleError as error:
+        circle = " <= ".join(map(repr, error.args[1][::-1]))
         raise ValueError(
-            f"rules: AtMost holds both ways of {both[0][0]!r} and {both[0][1]!r}, which hardly any "
-            "draw keeps: use Equal."
-        )
+            f"rules: AtMost holds all around {circle}, which hardly any draw keeps: use Equal."
+        ) from None
 
 
 def _try(rule: Rule, drawn: Mapping[str, np.ndarray]) -> None:
