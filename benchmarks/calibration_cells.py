@@ -350,6 +350,9 @@ WRONG = {
     "rare_value": Model(lambda: linear(10), with_value(0.1, 9), with_value(0.5, 9), (1500, 5000)),
     "very_rare": Model(lambda: linear(6), with_value(0.015, 5), with_value(0.5, 5), (20_000,)),
     "unlike_pair": Model(lambda: linear(6), with_pair(0.99, 5), normals(np.ones(5))),
+    "ar10_hidden": Model(
+        lambda: logistic(11), autoregressive(10), normals(np.ones(10)), (300, 600), (1.0,)
+    ),
     "zero_inflated": same(lambda: poisson(5), normals(FOUR), outcomes=zero_inflated(0.2)),
     "heteroscedastic": same(lambda: linear(5), normals(FOUR), outcomes=heteroscedastic),
 }
