@@ -534,15 +534,16 @@ def test_a_curator_is_asked_for_all_that_is_declared():
         }
     )
     asked = schema.asked.splitlines()
-    assert "0 to 110, spikes at 40, 65, typically 55 " in asked[0]
+    assert asked[0].startswith("age: 0 to 110, spikes at 40, 65, may be missing. Public source")
+    assert "spikes at 40, 65, typically 55 +- 27.5 (from the bounds), may" in schema.lines["age"]
     assert asked[0].endswith("Public source for bounds, spikes, missing values?")
-    assert "1.0 to 1000000.0, bins with edges at 10, 5000.5, on a log scale, " in asked[1]
+    assert "1.0 to 1000000.0, bins with edges at 10, 5000.5, on a log scale. " in asked[1]
     assert asked[1].endswith("Public source for bounds, edges?")
-    assert "one of a1, a2, b1, with 2 parents " in asked[2]
+    assert "one of a1, a2, b1, with 2 parents. " in asked[2]
     assert asked[2].endswith("Public source for categories, parents?")
     assert "2020-12-31, spikes at 2020-01-01, 2020-01-02. Public source for bounds, " in asked[3]
-    assert asked[4] == "ill: 0 or 1, 1 in 50% of the records"
-    assert str(schema).splitlines()[2] in asked[2]
+    assert asked[4] == "ill: 0 or 1"
+    assert "with 2 parents (equal shares assumed)" in str(schema).splitlines()[2]
     questions = " ".join(schema.questions())
     for words in ("often 40, 65,", "edges 10, 5000.5,", "parent of each", "often 2020-01-01, 2020"):
         assert words in questions

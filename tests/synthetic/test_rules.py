@@ -254,9 +254,9 @@ def test_a_file_makes_no_other_class_of_a_registered_name():
 
 def test_the_report_asks_for_public_sources_of_columns_and_rules(fitted):
     text = " ".join(str(fitted.privacy_report()).split())
-    assert "* sex: one of F, M (equal shares assumed). Public source for categories?" in text
+    assert "* sex: one of F, M. Public source for categories?" in text
     assert "may be missing. Public source for missing values? " in text
-    assert "bins with edges at 2, 4, 6, 8, typically" in text
+    assert "bins with edges at 2, 4, 6, 8. Public" in text
     assert "* rule: 'pregnant' is 1 only where 'sex' is F. Public source?" in text
     assert "* rule: 'admitted' is at most 'discharged'. Public source?" in text
     assert "?." not in text

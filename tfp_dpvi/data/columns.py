@@ -116,6 +116,11 @@ class Column(abc.ABC):
         """Text for reports: what is public about the column."""
         return f"one of {self.num_levels} levels"
 
+    @property
+    def declared(self) -> str:
+        """The same without what is assumed where nothing is declared."""
+        return self.described
+
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns invented values, a function of the description alone.
 
@@ -231,11 +236,21 @@ class Numeric(Column):
     @property
     def described(self) -> str:
         """See `Column.described`."""
+        if self.typical is not None:
+            return self.declared
+        return f"{self.declared}, {self._usual} (from the bounds)"
+
+    @property
+    def declared(self) -> str:
+        """See `Column.declared`."""
         unit = f" {self.unit}" if self.unit else ""
         bounds = f"{self.as_text(self.lower)} to {self.as_text(self.upper)}{unit}"
-        source = "given" if self.typical is not None else "from the bounds"
-        typical = f"typically {self.location:g} +- {self.deviation:g} ({source})"
-        return ", ".join([bounds, *self.choices, typical])
+        typical = [] if self.typical is None else [f"{self._usual} (given)"]
+        return ", ".join([bounds, *self.choices, *typical])
+
+    @property
+    def _usual(self) -> str:
+        return f"typically {self.location:g} +- {self.deviation:g}"
 
     @property
     def choices(self) -> list[str]:
@@ -587,12 +602,17 @@ class Categorical(Column):
     @property
     def described(self) -> str:
         """See `Column.described`."""
+        return self.declared + (" (equal shares assumed)" if self.shares is None else "")
+
+    @property
+    def declared(self) -> str:
+        """See `Column.declared`."""
         shown = [str(category) for category in self.categories[:_MOST_SHOWN]]
         more = len(self.categories) - len(shown)
         rest = f" and {more} more" if more else ""
-        shares = "equal shares assumed" if self.shares is None else "shares given"
+        shares = "" if self.shares is None else " (shares given)"
         parents = "" if self.parents is None else f", with {len(set(self.parents))} parents"
-        return f"one of {', '.join(shown)}{rest}{parents} ({shares})"
+        return f"one of {', '.join(shown)}{rest}{parents}{shares}"
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns categories, drawn with their shares.
@@ -679,6 +699,11 @@ class Binary(Column):
     def described(self) -> str:
         """See `Column.described`."""
         return f"0 or 1, 1 in {100.0 * self.share:.3g}% of the records"
+
+    @property
+    def declared(self) -> str:
+        """See `Column.declared`."""
+        return "0 or 1" if self.share == 0.5 else self.described
 
     def simulate(self, num: int, generator: np.random.Generator) -> np.ndarray:
         """Returns bools, true with the column's share.

@@ -64,6 +64,11 @@ class Date(Integer):
     @property
     def described(self) -> str:
         """See `Column.described`."""
+        return self.declared
+
+    @property
+    def declared(self) -> str:
+        """See `Column.declared`."""
         bounds = f"{self.as_text(self.lower)} to {self.as_text(self.upper)}"
         return ", ".join([bounds, *self.choices])
 

@@ -164,20 +164,17 @@ class Schema:
     @property
     def lines(self) -> dict[str, str]:
         """The text for reports of each column, by name."""
-        return {
-            name: f"{name}: {column.described}{', may be missing' if column.missing else ''}"
-            for name, column in self.columns.items()
-        }
+        return {name: _line(name, part, part.described) for name, part in self.columns.items()}
 
     def __str__(self) -> str:
         return "\n".join(self.lines.values())
 
     @property
     def asked(self) -> str:
-        """The text with the question for public sources at the end of each line, for reports."""
+        """The text of what is declared of each column, with the question for public sources."""
         return "\n".join(
-            describe.with_sources(line, describe.questions(name, self.columns[name]))
-            for name, line in self.lines.items()
+            describe.with_sources(_line(name, part, part.declared), describe.questions(name, part))
+            for name, part in self.columns.items()
         )
 
     def questions(self) -> list[str]:
@@ -428,6 +425,10 @@ class Layout:
             for name, dtype in self.dtypes.items()
         }
         return data if self.container == "dict" else frames.make_frame(self.container, data)
+
+
+def _line(name: str, column: Column, text: str) -> str:
+    return f"{name}: {text}{', may be missing' if column.missing else ''}"
 
 
 def _names(data: TableData) -> list[str]:

@@ -181,6 +181,8 @@ def with_ends(
     ends = []
     for is_upper in (False, True):
         order = np.arange(column.num_levels) if is_upper else np.arange(column.num_levels)[::-1]
+        # At a bound that is a spike lies what is cut, in a level of its own beyond the end.
+        order = order[: len(order) - int(np.argmin(single[order[::-1]]))]
         num = tails.outermost(counts[order], single[order])
         # Beyond a higher threshold the distribution is nearer, if as many counts still tell it.
         clear = counts >= _CLEAR * fine
@@ -272,7 +274,8 @@ def _end(
     owners = np.array(column.groups)[cells]
     masses = np.array(column.shares)[cells] * np.maximum(counts[owners], 0.0)
     threshold = float(low[levels[0]] if is_upper else high[levels[-1]])
-    bound = float(edges[-1] if is_upper else edges[0])
+    bound = float(high[levels[-1]] if is_upper else low[levels[0]])
+    is_last = bound in (edges[0], edges[-1])
     end = tails.Tail(is_upper, threshold, (), bound=bound)
     narrow, clear = _narrow(column)[cells], _clear_heaps(column, coarse)[cells]
     heap = np.zeros(len(cells), bool)
@@ -288,13 +291,16 @@ def _end(
         )
         if without.sum() <= _CLEAR * fine * np.sqrt(len(levels)):
             return []
-        fitted = tails.fit(excesses, without[outward], variances[outward], generator)
+        fitted = tails.fit(
+            excesses, without[outward], variances[outward], generator, may_be_cut=is_last
+        )
         if fitted is None:
             return []
         draws, piled = fitted
         shape, scale = np.median(np.array(draws), axis=0)
         reached = tails.survival(np.maximum(end.excesses(edges), 0.0), shape, scale)
-        total = float(without.sum()) / max(1.0 - reached[-1 if is_upper else 0], 1e-9)
+        beyond = tails.survival(end.excesses(np.array(bound)), shape, scale)
+        total = float(without.sum()) / max(1.0 - float(beyond), 1e-9)
         expected = total * np.abs(reached[cells] - reached[cells + 1])
         heap = narrow & (masses - expected > clear)
         heaps = tuple(map(int, cells[heap]))
@@ -551,9 +557,8 @@ def _divided(
       The cells, and each level's end.
     """
     pieces = _pieces(cells, alone, levels)
-    num_far = min(_FAR_LEVELS, levels // 8)
     if _doubled(pieces, edges, clear) != pieces:
-        pieces = _pieces(cells, alone, levels - num_far)
+        pieces = _pieces(cells, alone, levels - min(_FAR_LEVELS, levels // 8))
         # Spikes may need more levels of their own than are left.
         for _ in range(levels - len(pieces)):
             pieces = _doubled(pieces, edges, clear)
@@ -577,7 +582,7 @@ def _split(pieces: list[list[Cell]], levels: int, in_ends: int = 0) -> list[list
     """Splits levels of the largest mass, and at the end so many times wide ends."""
     pieces = list(pieces)
     while len(pieces) < levels:
-        divisible = [place for place, piece in enumerate(pieces) if piece[-1][1] - piece[0][0] > 1]
+        divisible = _divisible(pieces)
         largest = max(divisible, key=lambda place: _size(pieces[place]))
         if levels - len(pieces) <= in_ends:
             largest = _wide_end(pieces, divisible, largest)
@@ -585,11 +590,15 @@ def _split(pieces: list[list[Cell]], levels: int, in_ends: int = 0) -> list[list
     return pieces
 
 
+def _divisible(pieces: list[list[Cell]]) -> list[int]:
+    """Returns the places of levels with more than one value: a spike at a bound is no end."""
+    return [place for place, piece in enumerate(pieces) if piece[-1][1] - piece[0][0] > 1]
+
+
 def _wide_end(pieces: list[list[Cell]], divisible: list[int], otherwise: int) -> int:
     """Returns the place of the wider end, if it is much wider than most levels."""
     widths = [piece[-1][1] - piece[0][0] for piece in pieces]
-    ends = [place for place in (0, len(pieces) - 1) if place in divisible]
-    widest = max(ends, key=lambda place: widths[place], default=otherwise)
+    widest = max((divisible[0], divisible[-1]), key=lambda place: widths[place])
     return widest if widths[widest] > _WIDE * float(np.median(widths)) else otherwise
 
 
@@ -621,7 +630,8 @@ def _doubled(pieces: list[list[Cell]], edges: np.ndarray, clear: float) -> list[
     median = edges[(middle[0][0] + middle[-1][1]) // 2]
     place, cut = 0, 0
     farthest = _DOUBLED
-    for end, is_upper in ((0, False), (len(pieces) - 1, True)):
+    divisible = _divisible(pieces)
+    for end, is_upper in ((divisible[0], False), (divisible[-1], True)):
         limits = edges[[pieces[end][0][0], pieces[end][-1][1]]] - median
         near, far = limits if is_upper else limits[::-1]
         reach = far / near if near else 0.0

@@ -151,7 +151,12 @@ def inverse_survival(probability: np.ndarray, shape: float, scale: float) -> np.
 
 
 def fit(
-    edges: np.ndarray, counts: np.ndarray, variances: np.ndarray, generator: np.random.Generator
+    edges: np.ndarray,
+    counts: np.ndarray,
+    variances: np.ndarray,
+    generator: np.random.Generator,
+    *,
+    may_be_cut: bool = True,
 ) -> tuple[list[tuple[float, float]], list[int]] | None:
     """Returns posterior draws of shape and scale; None if no distribution is near the counts.
 
@@ -163,6 +168,7 @@ def fit(
       counts: Released counts of the levels, float64 [levels].
       variances: Their variances, of noise and of sampling, float64 [levels].
       generator: The source of the draws.
+      may_be_cut: Whether numbers may have been cut to the last edge.
 
     Returns:
       The draws, and the numbers of those in which numbers were cut to the last edge.
@@ -181,6 +187,8 @@ def fit(
     if not np.nanmin(misfit) < float(scipy.stats.chi2.isf(_MISFIT, len(counts) - 2)):
         return None
     log_density = np.nan_to_num(-0.5 * misfit - 0.5 * (shapes / _SPREAD) ** 2, nan=-np.inf)
+    if not may_be_cut:
+        log_density[1] = -np.inf
     weights = np.exp(log_density - log_density.max()).ravel()
     chosen = generator.choice(weights.size, _DRAWS, p=weights / weights.sum())
     piled, places = np.divmod(chosen, shapes.size)
