@@ -37,6 +37,9 @@ _NORMAL = (1.95, 3.29)
 # Standard errors by which the counts' total may differ from the number of records.
 _SAME = 4.0
 
+# Coefficients that a caveat names.
+_MOST_SHOWN = 3
+
 _MODEL = (
     "standard errors include the noise for privacy, the sampling of the records from a "
     "population, and the values within levels: the relation of two columns is taken as linear "
@@ -320,22 +323,18 @@ class Estimates:
         gradients = np.concatenate([-np.tensordot(means[:-1], products, 1)[None], products])
         of_means = np.vstack([residual, np.zeros([len(slopes), len(means)])])
         sampling, unsure = self._of_sampling(moments, residual, inverse)
-        names = [*terms, outcome]
-        caveats = (*self._caveats(names), *self._far(names), _MODEL, _LEAST_SQUARES)
-        if unsure:
-            caveats = (
-                "the noise hides the variance of residuals, taken at its upper end.",
-                *caveats,
-            )
-        return Estimate(
+        estimate = Estimate(
             f"least squares of {outcome}",
             ("Intercept", *(name for part in moments.levels[:-1] for name in part.names)),
             coefficients,
             np.sqrt(moments.noise(gradients, of_means)),
             np.sqrt(sampling),
             np.sqrt(moments.model(_least_squares, gradients)),
-            caveats,
+            (*self._caveats([*terms, outcome]), *self._far(terms), _MODEL, _LEAST_SQUARES),
         )
+        hidden = ("the noise hides the variance of residuals, taken at its upper end.",) * unsure
+        far = self._far_of_slopes(outcome, moments, inverse, estimate)
+        return dataclasses.replace(estimate, caveats=(*hidden, *far, *estimate.caveats))
 
     def _of_sampling(
         self, moments: Moments, residual: np.ndarray, inverse: np.ndarray
@@ -469,15 +468,20 @@ class Estimates:
             )
         return tuple(caveats)
 
+    def _possible(self, name: str) -> tuple[Far, ...]:
+        """Returns the records that may be far, of a column of which noise hides not all."""
+        num = self._column(name).num_levels
+        is_seen = self._counts(name)[:num].sum() > self._least(name, num)
+        return self._levels[name].far if is_seen else ()
+
     def _hidden(self, name: str) -> list[Far]:
         """Returns the far records that change a mean by more than its standard error."""
-        part = self._levels[name]
-        num = self._column(name).num_levels
-        if not part.far or self._counts(name)[:num].sum() <= self._least(name, num):
+        possible = self._possible(name)
+        if not possible:
             return []
         errors = self._errors_of_mean(name, self._moments_of([name]))
         variance = float(np.sum(np.square(errors)))
-        return [far for far in part.far if (far.moved / self._present(name)) ** 2 > variance]
+        return [far for far in possible if (far.moved / self._present(name)) ** 2 > variance]
 
     def _far_of_mean(self, name: str) -> tuple[str, ...]:
         """Returns by how much a mean is another one if records are far from the others."""
@@ -516,6 +520,39 @@ class Estimates:
                 said.append(
                     f"{_hides(name, far)}: if they are, the {which} {', '.join(moved)} may be as "
                     f"{word} as {most:.4g}, which is in no interval; {_NEARER}"
+                )
+        return tuple(said)
+
+    def _far_of_slopes(
+        self, outcome: str, moments: Moments, inverse: np.ndarray, estimate: Estimate
+    ) -> tuple[str, ...]:
+        """Returns by how much slopes change if far records of the outcome are of one level.
+
+        Args:
+          outcome: The column.
+          moments: Those of the terms and the outcome.
+          inverse: The inverse of the terms' covariances, shape [slopes, slopes].
+          estimate: The coefficients with their standard errors.
+        """
+        pulls: list[float] = []
+        for part in moments.levels[:-1]:
+            own = slice(len(pulls), len(pulls) + len(part.names))
+            distances = part.values - moments.means[own]
+            pulls += abs(distances @ inverse[own, own]).max(axis=0).tolist()
+        said = []
+        for far in self._possible(outcome):
+            changes = np.array(pulls) * far.moved / self._present(outcome)
+            unlike = np.argsort(-changes / estimate.standard_error[1:])
+            shown = [
+                f"{_rounded(changes[place])} ({estimate.names[1:][place]})"
+                for place in unlike[:_MOST_SHOWN]
+                if changes[place] > estimate.standard_error[1:][place]
+            ]
+            if shown:
+                said.append(
+                    f"{_hides(outcome, far)}: if they are, and all of one level of a term, "
+                    f"coefficients change by up to {', '.join(shown)}, which is in no interval; "
+                    f"{_NEARER}"
                 )
         return tuple(said)
 
@@ -632,11 +669,16 @@ class Estimates:
 
 
 def _hides(name: str, far: Far) -> str:
-    records = float(f"{max(far.records, 1.0):.2g}")
+    records = _rounded(max(far.records, 1.0))
     return (
-        f"the noise hides whether some {records:.7g} records of {name!r} are far from the "
+        f"the noise hides whether some {records} records of {name!r} are far from the "
         f"others, {far.place}"
     )
+
+
+def _rounded(number: float) -> str:
+    """Returns two digits, without an exponent where there are few zeros."""
+    return f"{float(f'{number:.2g}'):.7g}"
 
 
 def _errors(cumulative: Cumulative, share: float, records: float) -> tuple[float, float]:
