@@ -8,8 +8,8 @@ Read the files in this order. Each imports from those before it only.
   target, and says how likely noisy counts are.
 * `levels` has values of levels, `moments` their means and covariances, `quantiles` their
   distribution function, `estimates` what follows from these without the model.
-* `rules` are kept by synthetic records; `model` is what is fitted and saved; `rubin` combines
-  analyses of several synthetic tables.
+* `rules` are kept by synthetic records; `reading` takes a table or its parts; `model` is what is
+  fitted and saved; `rubin` combines analyses of several synthetic tables.
 * `planning` says how much of a fit is noise; `synthesizer` is `tfp_dpvi.Synthesizer`.
 """
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,13 @@ from tfp_dpvi.data.schema import Described, Layout, Schema, TableData
 from tfp_dpvi.models.saving import load_model
 from tfp_dpvi.privacy import BudgetExhaustedError, PrivacyLedger, PrivacyPlan, PrivacyReport
 from tfp_dpvi.privacy.plan import plan_counts
-from tfp_dpvi.synthetic import grouping, mixture, planning
+from tfp_dpvi.synthetic import grouping, mixture, planning, reading
 from tfp_dpvi.synthetic.estimates import Estimates
 from tfp_dpvi.synthetic.mixture import Params, Segments
 from tfp_dpvi.synthetic.model import TableModel
 from tfp_dpvi.synthetic.pairs import NoisyPairs, Pairs
 from tfp_dpvi.synthetic.releases import CountReleases
-from tfp_dpvi.synthetic.rules import Drawn, Rule, check_records, check_rules, drawn_until_kept
+from tfp_dpvi.synthetic.rules import Drawn, Rule, check_rules, drawn_until_kept
 from tfp_dpvi.training.budget import SPENT_FRACTION, PrivacyTarget
 
 # The share of records in merged categories from which a fit warns.
@@ -182,7 +182,7 @@ class Synthesizer:
 
     def fit(
         self,
-        data: TableData,
+        data: TableData | Iterable[TableData],
         *,
         epsilon: float | None = None,
         delta: float | None = None,
@@ -198,8 +198,10 @@ class Synthesizer:
         After an interruption, the same call takes over the counts that are paid for.
 
         Args:
-          data: A pandas DataFrame, or a dict of one-dimensional arrays, with exactly the described
-            columns.
+          data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays, with
+            exactly the described columns. Of a table that is larger than memory, an iterable of
+            such parts, as `pandas.read_csv(path, chunksize=100_000, dtype=...)`: of each part only
+            the levels are kept, 4 bytes a value.
           epsilon: The lifetime total for these data, with `delta`; it includes earlier releases in
             the ledger.
           delta: See `epsilon`.
@@ -223,12 +225,8 @@ class Synthesizer:
         ledger = model.privacy_ledger if ledger is None else ledger
         for warning in planning.check_dates(self.schema):
             warnings.warn(warning, stacklevel=2)
-        self.schema.check_names(data)
-        layout = Layout.of(data, self.schema)
         # The only time that records are encoded: all that is counted follows from finest levels.
-        codes = self.schema.finest.encode(data)
-        layout.check_objects(data, self.schema)
-        check_records(model.rules, self.schema, data)
+        layout, codes = reading.encoded(self.schema, model.rules, data)
         num = check.count("num_records", num_records, 1) if declared else len(codes)
         settings = (
             self.target,
