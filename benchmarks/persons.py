@@ -1,6 +1,6 @@
 """Persons with several rows: coverage and width for longitudinal models, against group privacy.
 
-    python benchmarks/persons.py [--quick] [--num 100] [--persons 5000] [--rows 20]
+    python benchmarks/persons.py [--quick] [--num 100] [--families linear] [--persons 5000] [--rows 20]
 
 Simulated data sets of persons with 1 to m rows and an intercept each, logistic and linear. Four fits of each set: with
 `unit_ids`; the same fit priced by group privacy, with the noise of epsilon / m; a fit of rows at epsilon / m, by the model of
@@ -296,6 +296,7 @@ def main(arguments=None):
     )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--num", type=int, help="data sets a cell: 100, or 20 with --quick")
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--persons", type=int)
     parser.add_argument("--rows", type=int, help="the largest number of rows of a person")
     parser.add_argument(
@@ -314,7 +315,7 @@ def main(arguments=None):
         sets = before["sets"] if before["settings"] == settings else []
     done = {(one["family"], one["epsilon"], one["seed"]) for one in sets}
     for seed in range(num):
-        for family in FAMILIES:
+        for family in options.families:
             for epsilon in EPSILONS:
                 if (family, epsilon, seed) in done:
                     continue
