@@ -185,7 +185,7 @@ class Checks:
             sentences.append(
                 "noise hides whether columns are correlated, and those of the public inputs are "
                 "not: if the private ones are, intervals are too narrow; take a larger epsilon or "
-                f"fewer columns, or pass {self._inputs} with the correlations of the private ones"
+                "fewer columns, or pass public inputs that are correlated like the private ones"
             )
         if self.kappa >= MOST_KAPPA_SEEN:
             sentences.append(
@@ -654,7 +654,7 @@ def apart(information: np.ndarray, is_input: np.ndarray, intercept: int) -> floa
       intercept: The coordinate of the first intercept, which a shift of columns changes.
 
     Returns:
-      The share, or NaN if there are less than two columns.
+      The share. If there are less than two such columns it is NaN, which is above no limit.
     """
     own = np.maximum(np.diag(information), np.finfo(float).tiny)
     excluded = np.abs(information) < _EXCLUDED * np.sqrt(np.outer(own, own))
