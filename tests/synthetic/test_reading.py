@@ -80,12 +80,15 @@ def altered(name, value):
     ("second", "message"),
     [
         (altered("age", pd.array([100] * 30, "Int64")), r"^part 2 of data: .*'age'"),
-        (altered("age", 0), r"^part 2 of data: column 'age' is int64, .* first part Int64: pass"),
+        (
+            altered("age", 0),
+            r"^part 2 of data: column 'age' has the dtype '<i8', .* part 'pandas Int64'",
+        ),
         (altered("stay", 0.0), r"^part 2 of data: rules: AtMost of 'age', 'stay' does not hold"),
         (as_dict(frame()), r"^part 2 of data: it is of dict, and the first of pandas\."),
         (frame().drop(columns="age"), r"^part 2 of data: "),
-        (frame().iloc[:0], r"^part 2 of data: data has no records"),
-        (np.ones([3, 3]), r"^part 2 of data: data must be a DataFrame"),
+        (np.ones([3, 3]), r"^part 2 of data is a ndarray: each must be a DataFrame"),
+        (41, r"^part 2 of data is a int: each must be a DataFrame"),
     ],
 )
 def test_a_part_that_is_not_as_described_is_refused_before_anything_is_spent(second, message):
@@ -101,10 +104,36 @@ def test_no_parts_and_no_tables_are_refused():
     used = parts_of(frame())
     assert len(list(used)) == 4
     for data, message in (
-        (used, "data has no parts"),
+        (used, "data has no records"),
+        ([frame().iloc[:0]], "data has no records"),
+        (io.StringIO("A,41\n"), "part 1 of data is a str: each"),
+        (frame()["age"], "must be a DataFrame"),
+        ([41], "part 1 of data is a int: each"),
         (np.ones([3, 3]), "must be a DataFrame"),
         ("visits.csv", "must be a DataFrame"),
         (7, "must be a DataFrame"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             encoded(SCHEMA, [], data)
+    with pytest.raises(TypeError) as caught:
+        encoded(SCHEMA, [], iter([41]))
+    assert "41" not in str(caught.value)
+
+
+def test_parts_may_be_empty_or_have_other_categories():
+    whole = frame().astype({"ward": "category"})
+    parts = [
+        part.assign(ward=part["ward"].cat.remove_unused_categories()) for part in parts_of(whole, 1)
+    ]
+    _, codes = encoded(SCHEMA, [], [whole.iloc[:0], *parts, whole.iloc[:0]])
+    np.testing.assert_array_equal(codes, encoded(SCHEMA, [], whole)[1])
+
+
+class Unusual(AtMost):
+    def holds(self, values):
+        raise UnicodeDecodeError("utf-8", b"", 0, 1, "text")
+
+
+def test_an_error_of_any_signature_names_the_part():
+    with pytest.raises(ValueError, match=r"part 1 of data: .*text"):
+        encoded(SCHEMA, [Unusual("age", "stay")], [frame()])

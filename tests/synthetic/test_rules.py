@@ -204,11 +204,12 @@ class Unnamed(Below):
         ([Below(lambda: 1)], "Below could not be saved"),
         ([Fails(0.5)], r"Fails\.holds fails on drawn values \(KeyError\)"),
         ([OneForAll(0.5)], r"OneForAll\.holds must return .* of shape \[100\], not bool of \[\]"),
-        ([AtMost("a", "b"), AtMost("b", "a")], "all around 'a' <= 'b' <= 'a', .* use Equal"),
+        ([AtMost("a", "b"), AtMost("b", "a")], "all around 'a' <= 'b' <= 'a', .* use Equal alone"),
         (
             [AtMost("a", "b"), AtMost("c", "a"), AtMost("b", "c")],
             "all around 'a' <= 'b' <= 'c' <= 'a'",
         ),
+        ([AtMost("a", "b"), AtMost("b", "c"), Equal("a", "c")], "all around 'a' <= 'b' <= 'a'"),
         ([Equal("a", "c"), Equal("b", "c")], "'c' is the copy of two Equal"),
         ([Equal("a", "a")], "must be two columns that are described alike"),
     ],

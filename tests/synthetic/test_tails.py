@@ -30,7 +30,14 @@ from tfp_dpvi.synthetic import (
 )
 from tfp_dpvi.synthetic.grouping import with_ends
 from tfp_dpvi.synthetic.planning import check_dates
-from tfp_dpvi.synthetic.tails import Tail, ends_of, falling_rate, inverse_survival, survival
+from tfp_dpvi.synthetic.tails import (
+    Tail,
+    ends_of,
+    falling_rate,
+    fit,
+    inverse_survival,
+    survival,
+)
 
 # Of two columns at N 20,000 and epsilon 1: of the histograms, and of the counts of pairs.
 COARSE, FINE = 33.4, 6.8
@@ -72,6 +79,15 @@ def test_draws_stay_within_their_levels(is_upper):
         for uniform in (0.0, 0.5, 1.0):
             found = tail.values(low, high, np.full(2, uniform), draw)
             assert np.all((low <= found) & (found <= high))
+
+
+def test_numbers_may_be_cut_to_a_bound_but_not_to_a_spike_there():
+    edges = np.array([0.0, 1.0, 2.0, 4.0, 8.0])
+    counts = np.array([800.0, 300.0, 150.0, 90.0])
+    for may_be_cut in (True, False):
+        generator = np.random.default_rng(0)
+        _, piled = fit(edges, counts, counts + 9.0, generator, may_be_cut=may_be_cut)
+        assert bool(piled) == may_be_cut
 
 
 def test_numbers_that_were_cut_lie_at_the_bound():

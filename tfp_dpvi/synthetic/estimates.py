@@ -333,7 +333,7 @@ class Estimates:
             (*self._caveats([*terms, outcome]), *self._far(terms), _MODEL, _LEAST_SQUARES),
         )
         hidden = ("the noise hides the variance of residuals, taken at its upper end.",) * unsure
-        far = self._far_of_slopes(outcome, moments, inverse, estimate)
+        far = self._far_of_coefficients(outcome, moments, inverse, estimate)
         return dataclasses.replace(estimate, caveats=(*hidden, *far, *estimate.caveats))
 
     def _of_sampling(
@@ -523,10 +523,10 @@ class Estimates:
                 )
         return tuple(said)
 
-    def _far_of_slopes(
+    def _far_of_coefficients(
         self, outcome: str, moments: Moments, inverse: np.ndarray, estimate: Estimate
     ) -> tuple[str, ...]:
-        """Returns by how much slopes change if far records of the outcome are of one level.
+        """Returns by how much coefficients change, at most, by far records of the outcome.
 
         Args:
           outcome: The column.
@@ -534,27 +534,33 @@ class Estimates:
           inverse: The inverse of the terms' covariances, shape [slopes, slopes].
           estimate: The coefficients with their standard errors.
         """
-        pulls: list[float] = []
+        # What a record of one unit adds to N times the coefficients, by the levels of its terms.
+        means = moments.means[:-1]
+        pulls = np.vstack([-means @ inverse, inverse])
+        ends = np.tile(np.eye(len(pulls))[0], [2, 1])
+        begin = 0
         for part in moments.levels[:-1]:
-            own = slice(len(pulls), len(pulls) + len(part.names))
-            distances = part.values - moments.means[own]
-            pulls += abs(distances @ inverse[own, own]).max(axis=0).tolist()
+            own = slice(begin, begin + len(part.names))
+            each = (part.values - means[own]) @ pulls[:, own].T
+            ends += np.stack([each.min(axis=0), each.max(axis=0)])
+            begin = own.stop
+        most = abs(ends).max(axis=0)
         said = []
         for far in self._possible(outcome):
-            changes = np.array(pulls) * far.moved / self._present(outcome)
-            unlike = np.argsort(-changes / estimate.standard_error[1:])
+            changes = most * far.moved / self._present(outcome)
+            relative = changes / estimate.standard_error
             shown = [
-                f"{_rounded(changes[place])} ({estimate.names[1:][place]})"
-                for place in unlike[:_MOST_SHOWN]
-                if changes[place] > estimate.standard_error[1:][place]
+                f"{_rounded(changes[place])} ({estimate.names[place]})"
+                for place in np.argsort(-relative)[:_MOST_SHOWN]
+                if relative[place] > 1.0
             ]
             if shown:
                 said.append(
-                    f"{_hides(outcome, far)}: if they are, and all of one level of a term, "
-                    f"coefficients change by up to {', '.join(shown)}, which is in no interval; "
+                    f"{_hides(outcome, far)}: if they are, coefficients change by up to "
+                    f"{', '.join(shown)}, by the levels of their terms, which is in no interval; "
                     f"{_NEARER}"
                 )
-        return tuple(said)
+        return tuple(said) or self._far([outcome])
 
     @property
     def far(self) -> tuple[str, ...]:

@@ -39,6 +39,9 @@ _SPLIT = 4.0
 _LIKELY = 2.5
 _SEEN = 2.0
 
+# Standard deviations by which counts within an end's levels contradict its distribution.
+_UNLIKE = 3.0
+
 # Standard deviations of the noise that the count of a tail exceeds if it is fitted.
 _CLEAR = 4.0
 
@@ -233,11 +236,36 @@ def _narrow(column: Grouped) -> np.ndarray:
 
     Neighbours whose counts are noise are one wide cell, whose noise adds up: it is no heap.
     """
+    num = column.description.finest.num_levels
+    narrow: np.ndarray = np.round(num * _cell_widths(column)) == 1
+    return narrow
+
+
+def _cell_widths(column: Grouped) -> np.ndarray:
+    """Returns the shares of a column's finest bins that are in cells, float64 [cells]."""
     finest = column.description.finest
     assert isinstance(column.column, Numeric)
     assert isinstance(finest, Numeric)
-    narrow: np.ndarray = np.diff(np.searchsorted(finest.edges, column.column.edges)) == 1
-    return narrow
+    places = np.searchsorted(finest.edges, column.column.edges)
+    widths: np.ndarray = np.diff(places) / places[-1]
+    return widths
+
+
+def _is_unlike(excess: np.ndarray, expected: np.ndarray, widths: np.ndarray, coarse: float) -> bool:
+    """Returns whether cells of an end have other records than its distribution says.
+
+    The counts of levels may agree where one of them has a gap and a second group beyond it.
+
+    Args:
+      excess: By how much cells have more records, the outermost first, float64 [cells].
+      expected: The records that they should have.
+      widths: Their widths, as shares of the column's.
+      coarse: The standard deviation of the noise of the histograms that chose the levels.
+    """
+    # As many nodes of the tree, at most, have counts of what is beyond.
+    nodes = 1.0 + _BRANCHES * np.cumsum(widths)
+    variances = coarse**2 * nodes + np.cumsum(expected)
+    return bool(np.any(abs(np.cumsum(excess)) > _UNLIKE * np.sqrt(variances)))
 
 
 def _clear_heaps(column: Grouped, coarse: float) -> np.ndarray:
@@ -278,6 +306,7 @@ def _end(
     is_last = bound in (edges[0], edges[-1])
     end = tails.Tail(is_upper, threshold, (), bound=bound)
     narrow, clear = _narrow(column)[cells], _clear_heaps(column, coarse)[cells]
+    shares = _cell_widths(column)[cells]
     heap = np.zeros(len(cells), bool)
     for _ in range(2):
         without = counts[levels] - np.array([masses[heap & (owners == k)].sum() for k in levels])
@@ -303,6 +332,10 @@ def _end(
         total = float(without.sum()) / max(1.0 - float(beyond), 1e-9)
         expected = total * np.abs(reached[cells] - reached[cells + 1])
         heap = narrow & (masses - expected > clear)
+        outermost = slice(None, None, -1 if is_upper else 1)
+        excess = np.where(heap, 0.0, masses - expected)[outermost]
+        if _is_unlike(excess, expected[outermost], shares[outermost], coarse):
+            return []
         heaps = tuple(map(int, cells[heap]))
         end = dataclasses.replace(end, draws=tuple(draws), heaps=heaps, piled=tuple(piled))
     return [end]

@@ -71,8 +71,8 @@ class Far:
     @property
     def place(self) -> str:
         """The place in words."""
-        low, high = sorted([self.start, self.bound])
-        return f"at {low:.6g}" if low == high else f"between {low:.6g} and {high:.6g}"
+        low, high = (f"{end:.6g}" for end in sorted([self.start, self.bound]))
+        return f"at {low}" if low == high else f"between {low} and {high}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,22 +31,36 @@ def encoded(
         no records.
       TypeError: The data are none of these.
     """
-    is_table = isinstance(data, Mapping | str | np.ndarray) or frames.container_of(data) is not None
-    if is_table or not isinstance(data, Iterable):
+    if _is_table(data) or not isinstance(data, Iterable) or hasattr(data, "dtype"):
         return _of_part(schema, rules, data)
     layouts: list[Layout] = []
     codes: list[np.ndarray] = []
     for number, part in enumerate(data, 1):
+        if not _is_table(part):
+            raise TypeError(
+                f"part {number} of data is a {type(part).__name__}: each must be a DataFrame of "
+                "pandas, polars or Arrow, or a dict of arrays."
+            )
         try:
-            layout, levels = _of_part(schema, rules, part)
-            _check_alike(layout, [*layouts, layout][0])
+            layout = _layout(schema, part, layouts)
+            levels = _of_part(schema, rules, part)[1] if _num_rows(schema, part) else None
         except (TypeError, ValueError) as error:
-            raise type(error)(f"part {number} of data: {error}") from error
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            raise kind(f"part {number} of data: {error}") from error
         layouts = layouts or [layout]
-        codes.append(levels)
+        codes += [] if levels is None else [levels]
     if not codes:
-        raise ValueError("data has no parts: pass a table, or an iterable that is not used up.")
+        raise ValueError("data has no records: pass a table, or parts that are not used up.")
     return layouts[0], np.concatenate(codes)
+
+
+def _is_table(data: TableData) -> bool:
+    return isinstance(data, Mapping) or frames.container_of(data) is not None
+
+
+def _num_rows(schema: Schema, data: TableData) -> int:
+    first = schema.part(schema.names[:1]).arrays(data)
+    return len(first[schema.names[0]])
 
 
 def _of_part(schema: Schema, rules: Sequence[Rule], data: TableData) -> tuple[Layout, np.ndarray]:
@@ -58,12 +72,22 @@ def _of_part(schema: Schema, rules: Sequence[Rule], data: TableData) -> tuple[La
     return layout, codes
 
 
-def _check_alike(layout: Layout, first: Layout) -> None:
+def _layout(schema: Schema, data: TableData, former: Sequence[Layout]) -> Layout:
+    """Returns the layout of a part, if it is that of the first one but for categories."""
+    schema.check_names(data)
+    layout = Layout.of(data, schema)
+    first = former[0] if former else layout
     if layout.container != first.container:
         raise ValueError(f"it is of {layout.container}, and the first of {first.container}.")
-    unlike = [name for name, dtype in layout.dtypes.items() if dtype != first.dtypes[name]]
+    # Texts have no categories, which may be those of records.
+    dtypes, wanted = (
+        {name: frames.dtype_to_text(each.container, dtype) for name, dtype in each.dtypes.items()}
+        for each in (layout, first)
+    )
+    unlike = [name for name, dtype in dtypes.items() if dtype != wanted[name]]
     if unlike:
         raise ValueError(
-            f"column {unlike[0]!r} is {layout.dtypes[unlike[0]]}, and in the first part "
-            f"{first.dtypes[unlike[0]]}: pass the dtype to what reads the parts."
+            f"column {unlike[0]!r} has the dtype {dtypes[unlike[0]]!r}, and in the first part "
+            f"{wanted[unlike[0]]!r}: pass one dtype to what reads the parts."
         )
+    return layout

@@ -286,17 +286,27 @@ def check_rules(rules: Sequence[Rule], schema: Schema) -> None:
     copies = [rule.copy for rule in rules if isinstance(rule, Equal)]
     if twice := [name for name in copies if copies.count(name) > 1]:
         raise ValueError(f"rules: {twice[0]!r} is the copy of two Equal: make a chain of them.")
-    above = collections.defaultdict(list)
+    source = {rule.copy: rule.column for rule in rules if isinstance(rule, Equal)}
+    above: dict[str, set[str]] = collections.defaultdict(set)
     for rule in rules:
         if isinstance(rule, AtMost):
-            above[rule.columns[0]].append(rule.columns[1])
+            smaller, larger = (_first(name, source) for name in rule.columns)
+            above[smaller] |= {larger} - {smaller}
     try:
         graphlib.TopologicalSorter(above).prepare()
     except graphlib.CycleError as error:
         circle = " <= ".join(map(repr, error.args[1][::-1]))
         raise ValueError(
-            f"rules: AtMost holds all around {circle}, which hardly any draw keeps: use Equal."
+            f"rules: AtMost holds all around {circle}, which hardly any draw keeps: leave one out, "
+            "or use Equal alone."
         ) from None
+
+
+def _first(name: str, source: Mapping[str, str]) -> str:
+    """Returns the column of which another one is a copy, by any number of copies."""
+    for _ in source:
+        name = source.get(name, name)
+    return name
 
 
 def _try(rule: Rule, drawn: Mapping[str, np.ndarray]) -> None:

@@ -201,7 +201,7 @@ class Synthesizer:
           data: A DataFrame of pandas, polars or Arrow, or a dict of one-dimensional arrays, with
             exactly the described columns. Of a table that is larger than memory, an iterable of
             such parts, as `pandas.read_csv(path, chunksize=100_000, dtype=...)`: of each part only
-            the levels are kept, 4 bytes a value.
+            the levels are kept, 4 bytes a value and 8 at the peak. A second call needs a new one.
           epsilon: The lifetime total for these data, with `delta`; it includes earlier releases in
             the ledger.
           delta: See `epsilon`.
