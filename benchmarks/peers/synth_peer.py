@@ -4,17 +4,19 @@
                                           [--limit SECONDS] [--sampled]
 
 METHOD is `mst` or `aim`, by their authors' own code: `mechanisms/` of a checkout of github.com/ryan112358/private-pgm (4d2b3c5)
-on its package mbi; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its Bayesian network of
-degree 2, which has delta 0). Reads FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes
+on its package mbi, 2.0 or 1.1; `mst-smartnoise` or `aim-smartnoise`, of smartnoise-synth; or `datasynthesizer` (its
+Bayesian network of degree 2, which has delta 0). Reads FOLDER/codes.csv, in which each column holds levels from 0, and FOLDER/sizes.json. Writes
 FOLDER/METHOD-0.csv and so on, and their seconds to FOLDER/METHOD.json. A fit that takes longer than `--limit` seconds by the
 clock is stopped, which the output and the file say. Within records of equal parents mbi 1.1.0 puts each column's levels in
-the order of the records, so that columns with a common parent depend on each other where the model has them independent:
-`--sampled` draws each record from the model instead, and adds "-sampled" to the files' names. Requirements: synth.txt.
+the order of the records, so that columns with a common parent depend on each other where the model has them independent
+(mbi 2.0.0 shuffles them): `--sampled` draws each record from the model instead, and adds "-sampled" to the files' names.
+Requirements: mbi.txt, and synth.txt for smartnoise-synth.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import itertools
 import json
 import pathlib
@@ -33,12 +35,28 @@ PACKAGES = ("smartnoise-synth", "mbi", "jax", "torch", "pandas", "numpy")
 SMARTNOISE = ("mst-smartnoise", "aim-smartnoise")
 
 
+def on_mbi_2() -> None:
+    """Gives mbi 2.0 the names of mbi 1.1 that the authors' mechanisms use, in this process."""
+    from mbi import Dataset, Domain, MarkovRandomField, estimation
+
+    def mirror_descent(domain, measurements, iters, potentials=None, callback_fn=None):
+        how = {"iters": iters, "warm_start": potentials, "callback_fn": callback_fn}
+        return estimation.MirrorDescent().estimate(domain, measurements, **how)
+
+    estimation.mirror_descent = mirror_descent
+    Domain.attrs = property(lambda domain: domain.attributes)
+    MarkovRandomField.cliques = property(lambda model: list(model.potentials.cliques))
+    Dataset.df = property(lambda made: pandas.DataFrame(made.to_dict()))
+
+
 def private_pgm(
     name: str, codes: pandas.DataFrame, options: argparse.Namespace
 ) -> pandas.DataFrame:
     sys.path.insert(0, str(options.pgm / "mechanisms"))
     from mbi import Dataset, Domain
 
+    if importlib.metadata.version("mbi").startswith("2"):
+        on_mbi_2()
     domain = Domain.fromdict(json.loads((options.folder / "sizes.json").read_text()))
     data = Dataset(codes.astype(int), domain)
     if name == "mst":
