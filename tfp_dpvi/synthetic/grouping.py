@@ -29,6 +29,9 @@ _WIDE = 4.0
 _FAR_LEVELS = 2
 _DOUBLED = 4.0
 
+# A level of an end, where half of its mass is, reaches at least so many times as far.
+_FARTHER = 1.2
+
 # Records, in number, of which most of a column's variance may come.
 _FEW_RECORDS = 100.0
 
@@ -38,6 +41,11 @@ _FEW_RECORDS = 100.0
 _SPLIT = 4.0
 _LIKELY = 2.5
 _SEEN = 2.0
+
+# Relative to a level's records, how far they depart from a smooth distribution: rounded values and
+# heaps do. Without it counts of inner levels, which are the largest, would decide how far the
+# outer ones reach.
+_DEPARTURE = 0.1
 
 # Standard deviations by which counts within an end's levels contradict its distribution.
 _UNLIKE = 3.0
@@ -316,6 +324,7 @@ def _end(
         variances = (
             fine**2
             + np.maximum(without, 1.0)
+            + (_DEPARTURE * np.maximum(without, 0.0)) ** 2
             + coarse**2 * np.array([np.any(heap & (owners == k)) for k in levels])
         )
         if without.sum() <= _CLEAR * fine * np.sqrt(len(levels)):
@@ -589,9 +598,9 @@ def _divided(
     Returns:
       The cells, and each level's end.
     """
-    pieces = _pieces(cells, alone, levels)
+    pieces = _pieces(cells, alone, levels, edges)
     if _doubled(pieces, edges, clear) != pieces:
-        pieces = _pieces(cells, alone, levels - min(_FAR_LEVELS, levels // 8))
+        pieces = _pieces(cells, alone, levels - min(_FAR_LEVELS, levels // 8), edges)
         # Spikes may need more levels of their own than are left.
         for _ in range(levels - len(pieces)):
             pieces = _doubled(pieces, edges, clear)
@@ -599,7 +608,7 @@ def _divided(
     return [cell for piece in pieces for cell in piece], np.cumsum([len(piece) for piece in pieces])
 
 
-def _pieces(cells: list[Cell], alone: set[int], levels: int) -> list[list[Cell]]:
+def _pieces(cells: list[Cell], alone: set[int], levels: int, edges: np.ndarray) -> list[list[Cell]]:
     """Divides cells into levels of about equal mass, the last ones in wide ends."""
     pieces: list[list[Cell]] = [[]]
     for cell in cells:
@@ -608,17 +617,19 @@ def _pieces(cells: list[Cell], alone: set[int], levels: int) -> list[list[Cell]]
             if pieces[-1] and (single or pieces[-1][-1][0] in alone):
                 pieces.append([])
             pieces[-1].append(part)
-    return _split(pieces, levels, min(_TAIL_LEVELS, levels // 5))
+    in_ends = min(_TAIL_LEVELS, levels // 5)
+    pieces = _split(pieces, levels - in_ends)
+    while len(pieces) < levels:
+        end = _wide_end(pieces)
+        pieces = _split(pieces, len(pieces) + 1) if end is None else _outward(pieces, end, edges)
+    return pieces
 
 
-def _split(pieces: list[list[Cell]], levels: int, in_ends: int = 0) -> list[list[Cell]]:
-    """Splits levels of the largest mass, and at the end so many times wide ends."""
+def _split(pieces: list[list[Cell]], levels: int) -> list[list[Cell]]:
+    """Splits levels of the largest mass."""
     pieces = list(pieces)
     while len(pieces) < levels:
-        divisible = _divisible(pieces)
-        largest = max(divisible, key=lambda place: _size(pieces[place]))
-        if levels - len(pieces) <= in_ends:
-            largest = _wide_end(pieces, divisible, largest)
+        largest = max(_divisible(pieces), key=lambda place: _size(pieces[place]))
         pieces[largest : largest + 1] = _halves(pieces[largest])
     return pieces
 
@@ -628,11 +639,63 @@ def _divisible(pieces: list[list[Cell]]) -> list[int]:
     return [place for place, piece in enumerate(pieces) if piece[-1][1] - piece[0][0] > 1]
 
 
-def _wide_end(pieces: list[list[Cell]], divisible: list[int], otherwise: int) -> int:
+def _wide_end(pieces: list[list[Cell]]) -> int | None:
     """Returns the place of the wider end, if it is much wider than most levels."""
+    divisible = _divisible(pieces)
     widths = [piece[-1][1] - piece[0][0] for piece in pieces]
     widest = max((divisible[0], divisible[-1]), key=lambda place: widths[place])
-    return widest if widths[widest] > _WIDE * float(np.median(widths)) else otherwise
+    return widest if widths[widest] > _WIDE * float(np.median(widths)) else None
+
+
+def _outward(pieces: list[list[Cell]], end: int, edges: np.ndarray) -> list[list[Cell]]:
+    """Splits an end at half of its mass, or at twice its distance from the median if it is nearer.
+
+    Where counts are noise half of the mass may be anywhere, and levels that are cut there would say
+    nothing of records that are nearer.
+    """
+    piece, median = pieces[end], _median(pieces, edges)
+    is_upper = end == _divisible(pieces)[-1]
+    halves = _halves(piece)
+    near = piece[0][0] if is_upper else piece[-1][1]
+    middle = halves[0][-1][1]
+    cut = _cut_of(piece, is_upper, median, edges)[1]
+    farther = abs(edges[middle] - median) >= _FARTHER * abs(edges[near] - median)
+    if farther and (middle < cut) == is_upper:
+        cut = middle
+    return [*pieces[:end], *(_parted(piece, cut) or halves), *pieces[end + 1 :]]
+
+
+def _median(pieces: list[list[Cell]], edges: np.ndarray) -> float:
+    sums = np.cumsum([_size(piece)[0] for piece in pieces])
+    middle = pieces[int(np.searchsorted(sums, sums[-1] / 2.0))]
+    return float(edges[(middle[0][0] + middle[-1][1]) // 2])
+
+
+def _cut_of(
+    piece: list[Cell], is_upper: bool, median: float, edges: np.ndarray
+) -> tuple[float, int]:
+    """Returns how many times as far an end reaches, and the finest level at twice its distance.
+
+    An end that reaches less than four times as far has the cut at the geometric mean.
+    """
+    limits = edges[[piece[0][0], piece[-1][1]]] - median
+    near, far = limits if is_upper else limits[::-1]
+    reach = float(far / near) if near else 0.0
+    if reach <= 1.0:
+        return 0.0, piece[-1][1] if is_upper else piece[0][0]
+    return reach, int(np.searchsorted(edges, median + min(2.0, math.sqrt(reach)) * near))
+
+
+def _parted(piece: list[Cell], cut: int) -> list[list[Cell]]:
+    """Returns the two parts of a level, of which one cell may be in both; none at its edges."""
+    inner: list[Cell] = []
+    outer: list[Cell] = []
+    for low, high, mass in piece:
+        edge = min(max(cut, low), high)
+        share = mass * (edge - low) / (high - low)
+        inner += [(low, edge, share)] * (edge > low)
+        outer += [(edge, high, mass - share)] * (high > edge)
+    return [inner, outer] if inner and outer else []
 
 
 def _size(piece: list[Cell]) -> tuple[float, int]:
@@ -658,28 +721,17 @@ def _doubled(pieces: list[list[Cell]], edges: np.ndarray, clear: float) -> list[
       edges: The edges of the finest levels.
       clear: Records of which parts are more than noise.
     """
-    sums = np.cumsum([_size(piece)[0] for piece in pieces])
-    middle = pieces[int(np.searchsorted(sums, sums[-1] / 2.0))]
-    median = edges[(middle[0][0] + middle[-1][1]) // 2]
+    median = _median(pieces, edges)
     place, cut = 0, 0
     farthest = _DOUBLED
     divisible = _divisible(pieces)
     for end, is_upper in ((divisible[0], False), (divisible[-1], True)):
-        limits = edges[[pieces[end][0][0], pieces[end][-1][1]]] - median
-        near, far = limits if is_upper else limits[::-1]
-        reach = far / near if near else 0.0
+        reach, twice = _cut_of(pieces[end], is_upper, median, edges)
         if reach > farthest and _size(pieces[end])[0] > clear:
-            cut = int(np.searchsorted(edges, median + 2.0 * near))
-            place, farthest = end, reach
-    inner: list[Cell] = []
-    outer: list[Cell] = []
-    for low, high, mass in pieces[place]:
-        middle_edge = min(max(cut, low), high)
-        share = mass * (middle_edge - low) / (high - low)
-        inner += [(low, middle_edge, share)] * (middle_edge > low)
-        outer += [(middle_edge, high, mass - share)] * (high > middle_edge)
-    split = [inner, outer] if inner and outer else [pieces[place]]
-    return [*pieces[:place], *split, *pieces[place + 1 :]]
+            place, cut = end, twice
+            farthest = reach
+    parts = _parted(pieces[place], cut) or [pieces[place]]
+    return [*pieces[:place], *parts, *pieces[place + 1 :]]
 
 
 def _halves(piece: list[Cell]) -> tuple[list[Cell], list[Cell]]:
