@@ -68,6 +68,13 @@ def test_names_and_figures_stay():
     assert 'family="negative_binomial"' in found
 
 
+def test_persons_without_an_intercept_are_told_of_it():
+    """Student-t outcomes would not mend what rows of a person have in common."""
+    (sentence,) = FAILED["lack of fit"].warnings
+    found = words.in_own_words(sentence, "normal", NAMES, may_be_alike=True)
+    assert "(1 | unit); or try family=" in found
+
+
 def test_a_warning_that_is_not_known_is_still_said():
     found = words.in_own_words("new: coefficients[1] is odd", "normal", NAMES)
     assert found == "new: age is odd"

@@ -22,7 +22,7 @@ from tfp_dpvi.checking import CheckTable, PrivateChecks
 from tfp_dpvi.data import Schema, describe
 from tfp_dpvi.data.columns import Numeric
 from tfp_dpvi.models import DPVI, load_model
-from tfp_dpvi.privacy import PrivacyLedger, PrivacyReport
+from tfp_dpvi.privacy import PersonUnit, PrivacyLedger, PrivacyReport
 from tfp_dpvi.regressions import plots
 from tfp_dpvi.regressions.checking import column_bins, identifiers, outcome_values
 from tfp_dpvi.regressions.design import Design, Rows, is_wide
@@ -124,8 +124,20 @@ class Regression:
     def _in_own_words(self, sentence: str) -> str:
         """Returns a warning of the model in the words of a formula."""
         names = self.parts.names_of_model(self.design)
-        is_censored = self.design.limit is not None
-        return in_own_words(sentence, self.parts.family, names, is_censored=is_censored)
+        person = self._person
+        may_be_alike = person is not None and person.max_rows > 1 and not self.parts.layout.unit
+        return in_own_words(
+            sentence,
+            self.parts.family,
+            names,
+            is_censored=self.design.limit is not None,
+            may_be_alike=may_be_alike,
+        )
+
+    @property
+    def _person(self) -> PersonUnit | None:
+        plan = self.model.privacy_account.plan
+        return None if plan is None else plan.person
 
     def _own_caveat(self, caveat: str) -> str:
         sentence = caveat.removeprefix(_DO_NOT_TRUST)
@@ -193,8 +205,7 @@ class Regression:
             )
         checks = self._posterior_summary.checks
         sentences += checks.notes if checks else []
-        plan = self.model.privacy_account.plan
-        person = None if plan is None else plan.person
+        person = self._person
         if person is not None:
             sentences.append(f"persons: {person.in_words}; public persons have 1 to m rows alike")
             if not parts.layout.unit:

@@ -106,6 +106,7 @@ _OF_CENSORED = (
     'try another family, such as "weibull" or "lognormal", or add terms; records that drop out '
     "before their limit do the same"
 )
+_OF_PERSONS = "rows of a person may be alike: add the persons' intercepts, (1 | unit); or "
 # How the model's own sentences begin in the log.
 _MODEL_SAYS = ("Do not trust the posterior's intervals", "The released values give no posterior")
 NO_POSTERIOR = (
@@ -115,7 +116,12 @@ NO_POSTERIOR = (
 
 
 def in_own_words(
-    sentence: str, family: str, names: Mapping[str, str], *, is_censored: bool = False
+    sentence: str,
+    family: str,
+    names: Mapping[str, str],
+    *,
+    is_censored: bool = False,
+    may_be_alike: bool = False,
 ) -> str:
     """Returns a model's warning in the words of a formula; one that is not known, with its names.
 
@@ -124,8 +130,10 @@ def in_own_words(
       family: The family.
       names: The model's names of parameters, by the formula's.
       is_censored: Whether outcomes are, which rules out what other outcomes may try.
+      may_be_alike: Whether persons have several rows, and the formula has no intercept of theirs.
     """
     remedy = _OF_CENSORED if is_censored else FAMILIES[family].remedy
+    remedy = _OF_PERSONS + remedy if may_be_alike else remedy
     for name, inner in sorted(names.items(), key=lambda pair: -len(pair[1])):
         shown = name.replace("\\", r"\\")
         sentence = re.sub(rf"(?<!\w){re.escape(inner)}(?![\w\[])", shown, sentence)
