@@ -133,7 +133,7 @@ def test_means_say_what_far_records_would_change(kind):
         said += bool(changes)
     assert inside >= 33
     assert silent <= 7
-    assert said >= 8
+    assert said >= 4
 
 
 @pytest.mark.parametrize("upper", [500.0, 1000.0])
@@ -211,7 +211,7 @@ def test_beside_a_spike_at_the_bound_the_end_is_fitted_at_doubled_distances():
         found = estimates(column, numbers, generator, 17.0, 33.0)
         mean, high = found.mean("x"), found.quantile("x", [0.99])
         low, up = (float(np.squeeze(edge)) for edge in mean.interval())
-        assert up - low < 0.3 * numbers.mean()
+        assert up - low < 0.4 * numbers.mean()
         within += low < np.exp(6.0 + 1.5**2 / 2.0) < up
         low, up = (float(np.squeeze(edge)) for edge in high.interval())
         within += low < np.exp(6.0 + 1.5 * 2.3263) < up
@@ -344,21 +344,17 @@ HEAPED = np.array(
 
 
 def test_heaps_do_not_decide_how_far_an_end_reaches():
-    """40 sets: 24 or more inside. With levels at half of the mass and exact counts 19 were.
+    """40 sets: 30 or more inside. With levels at half of the mass and exact counts 19 were.
 
-    Where others are outside, noise hides far records, and all but 3 say so.
+    What noise hides between the last counts and the near bound is in the interval.
     """
-    shares = HEAPED / HEAPED.sum()
-    inside, silent = 0, 0
+    shares, inside = HEAPED / HEAPED.sum(), 0
     for seed in range(40):
         generator = np.random.default_rng(seed)
         numbers = generator.choice(HEAPS, 6400, p=shares)
         mean = estimates(Continuous(0.0, 60.0), numbers, generator, 18.0, 41.0).mean("x")
-        covered = abs(mean.estimate[0] - HEAPS @ shares) <= 1.96 * mean.standard_error[0]
-        inside += covered
-        silent += bool(not covered and not far(mean.caveats))
-    assert inside >= 24
-    assert silent <= 3
+        inside += abs(mean.estimate[0] - HEAPS @ shares) <= 1.96 * mean.standard_error[0]
+    assert inside >= 30
 
 
 def test_ordinary_columns_have_no_far_records():

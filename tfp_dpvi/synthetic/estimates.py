@@ -37,6 +37,10 @@ _NORMAL = (1.95, 3.29)
 # Standard errors by which the counts' total may differ from the number of records.
 _SAME = 4.0
 
+# Up to so many standard errors, what far records may change of a mean is two of its own: bounds are
+# near. With more, as of generous bounds, no interval would say anything, and a caveat says it.
+_INCLUDED = 4.0
+
 # Coefficients that a caveat names.
 _MOST_SHOWN = 3
 
@@ -159,7 +163,9 @@ class Estimates:
         self._check_numbers(name, column, "mean", "share")
         moments = self._moments_of([name])
         errors = self._errors_of_mean(name, moments)
-        caveats = (*self._caveats([name]), *self._far_of_mean(name), _MODEL)
+        included, far = self._far_of_mean(name, np.linalg.norm(errors, axis=0))
+        errors = (*errors[:2], np.hypot(errors[2], included))
+        caveats = (*self._caveats([name]), *far, _MODEL)
         return Estimate("mean", (name,), moments.means, *errors, caveats)
 
     def quantile(self, name: str, q: float | Sequence[float] = 0.5) -> Estimate:
@@ -483,14 +489,25 @@ class Estimates:
         variance = float(np.sum(np.square(errors)))
         return [far for far in possible if (far.moved / self._present(name)) ** 2 > variance]
 
-    def _far_of_mean(self, name: str) -> tuple[str, ...]:
-        """Returns by how much a mean is another one if records are far from the others."""
-        return tuple(
-            f"{_hides(name, far)}: if they are, the mean is "
-            f"{'larger' if far.is_upper else 'smaller'} by about "
-            f"{far.moved / self._present(name):.2g}, which is in no interval; {_NEARER}"
-            for far in self._hidden(name)
-        )
+    def _far_of_mean(self, name: str, error: np.ndarray) -> tuple[float, tuple[str, ...]]:
+        """Returns what far records may add to a mean's error, and what no interval includes.
+
+        Args:
+          name: The column.
+          error: The mean's standard error without them.
+        """
+        included, said = 0.0, []
+        for far in self._possible(name):
+            change = far.moved / self._present(name)
+            if change <= _INCLUDED * error:
+                included = float(np.hypot(included, change / 2.0))
+                continue
+            said.append(
+                f"{_hides(name, far)}: if they are, the mean is "
+                f"{'larger' if far.is_upper else 'smaller'} by about "
+                f"{change:.2g}, which is in no interval; {_NEARER}"
+            )
+        return included, tuple(said)
 
     def _far_of_quantiles(
         self,
