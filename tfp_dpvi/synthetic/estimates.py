@@ -469,7 +469,7 @@ class Estimates:
         few = [name for name in names if getattr(self.schema.columns[name], "few", False)]
         if few:
             caveats.append(
-                f"most of the variance of {', '.join(map(repr, few))} is that of a few records, "
+                f"much of the variance of {', '.join(map(repr, few))} is that of a few records, "
                 "which noisy counts do not tell: prefer a log scale or shares."
             )
         return tuple(caveats)

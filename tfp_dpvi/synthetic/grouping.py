@@ -32,8 +32,10 @@ _DOUBLED = 4.0
 # A level of an end, where half of its mass is, reaches at least so many times as far.
 _FARTHER = 1.2
 
-# Records, in number, of which most of a column's variance may come.
+# Records, in number, of which much of a column's variance may come, and how much that is. Draws of
+# a column's end tell it to a tenth.
 _FEW_RECORDS = 100.0
+_MUCH = 0.4
 
 # Counts, in standard deviations of the noise: from the first, a node's children are examined; from
 # the second, if the node holds 0, a bound or a declared spike, where heaps are likely; and from the
@@ -83,7 +85,7 @@ class Grouped(Column):
       shares: The probability of each of these levels within its group, for samples.
       ends: The distributions at the ends of a column of numbers, fitted to counts.
       falling: Those of ends whose counts are no more than noise: they fall from what is beside.
-      few: Whether most of its variance comes from about a hundred records.
+      few: Whether much of its variance comes from about a hundred records.
       noise: The standard deviation of the noise of the counts that the shares come from.
     """
 
@@ -360,7 +362,7 @@ def _depends_on_few(column: Grouped, counts: np.ndarray, generator: np.random.Ge
     drawn = np.concatenate([column.values(part, generator) for part in tables]).astype(np.float64)
     squares = np.sort((drawn - drawn.mean()) ** 2)
     top = max(int(len(drawn) * _FEW_RECORDS / num), 1)
-    return bool(squares[-top:].sum() > 0.5 * squares.sum())
+    return bool(squares[-top:].sum() > _MUCH * squares.sum())
 
 
 def grouped_codes(schema: Schema, codes: np.ndarray) -> np.ndarray:

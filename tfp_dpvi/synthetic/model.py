@@ -295,7 +295,7 @@ class TableModel(DPModel):
         if few:
             sentences.append(
                 f"the standard deviation of {', '.join(map(repr, few))} is that of a few records: "
-                "about a hundred of them have most of the variance, which noisy counts do not tell."
+                "about a hundred of them have much of the variance, which noisy counts do not tell."
             )
         sentences += [
             f"{merged.num} of the {merged.of} categories of {name!r}, with {merged.share:.0%} of "
