@@ -122,7 +122,7 @@ def test_moments_and_quantiles_of_heavy_tails(sigma):
         errors.append([of(made) / of(numbers) - 1.0 for of in statistics])
     mean, sd, median, high = np.median(np.abs(errors), axis=0)
     assert mean < (0.02 if sigma == 1.0 else 0.04)
-    assert sd < {1.0: 0.1, 1.5: 0.12, 2.0: 0.06}[sigma]
+    assert sd < {1.0: 0.1, 1.5: 0.12, 2.0: 0.09}[sigma]
     assert median < 0.02
     assert high < (0.04 if sigma == 1.0 else 0.1)
     assert sigma == 1.0 or few > 15
